@@ -48,7 +48,7 @@ pub enum ImageError {
     },
     #[error("the PTX in its fat binary does not decompress: {reason}")]
     Damaged {
-        /// What the decoder says.
+        /// The decoder's message.
         reason: String,
     },
     #[error("its module is neither PTX nor a cubin nor a fat binary")]

@@ -1,9 +1,9 @@
-//! What launches before this one, which may not have ended when it starts, do to its buffers (programmatic
+//! The uses of buffers by launches before this one, which may not have ended when it starts (programmatic
 //! dependent launch).
 
 use std::collections::HashMap;
 
-/// What the launches before this one may still do to a buffer. Of two uses, the greater one counts.
+/// The use that launches before this one may still make of a buffer. Of two uses, the greater one counts.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -17,7 +17,7 @@ pub enum EarlierUse {
     Written,
 }
 
-/// What the launches before this one may still do to its buffers, by the number of the buffer.
+/// The use of each buffer by launches before this one, by the number of the buffer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EarlierUses {
     known: HashMap<usize, EarlierUse>,

@@ -118,7 +118,7 @@ pub struct Options {
     /// Byte ranges, per index of a buffer in the contract, that the kernel must write. A `Write` buffer that
     /// is not listed must be written completely.
     pub must_write: HashMap<usize, Vec<std::ops::Range<usize>>>,
-    /// What earlier launches may still do to the buffers of a launch that overlaps with them.
+    /// The uses that earlier launches may still make of the buffers of a launch that overlaps with them.
     pub earlier: EarlierUses,
     /// Findings that fail no check, each with the reason.
     pub allowed: Allowed,

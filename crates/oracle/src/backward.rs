@@ -6,8 +6,9 @@
 //!   Σ_j dS K_j, dK_j = scale Σ_i dS Q_i, dsink = −Σ_i exp(sink − L_i) D_i,
 //!
 //! and a table's element gains dT times the derivative of the program by that element. O and the LSE are
-//! inputs. A row with an LSE of −∞ has no mass: its P and its share of every gradient are 0. With dropout, dV
-//! has Z P in place of P, and dT has Z (dO_i·V_j) in place of dO_i·V_j ([`Dropout`]).
+//! inputs. A row with an LSE of −∞ has no mass: its P and its share of every gradient are 0.
+//!
+//! With dropout, dV has Z P in place of P, and dT has Z (dO_i·V_j) in place of dO_i·V_j ([`Dropout`]).
 
 use half::{bf16, f16};
 use problem::program::{Derivative, InRow, Point, Precision};

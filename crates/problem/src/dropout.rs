@@ -14,8 +14,9 @@
 //! | output | number 2 · (⌊i / 8⌋ mod 2) + ⌊j / 16⌋ mod 2; its high half if ⌊j / 8⌋ mod 2 = 1 |
 //!
 //! The eight elements of a counter belong to one lane in the accumulators of `mma.sync` and `wgmma`, whether
-//! queries are the rows or the columns. An element is kept if `u ≥ round(65536 · p)`, so p has a resolution
-//! of 2⁻¹⁶. For p = 1 every element is dropped.
+//! queries are the rows or the columns.
+//!
+//! An element is kept if `u ≥ round(65536 · p)`, so p has a resolution of 2⁻¹⁶. With p = 1, none is kept.
 
 use std::ops::Range;
 
@@ -23,7 +24,7 @@ use crate::{Operand, Operands, Problem, ProblemError};
 
 /// The multipliers of a round.
 pub const PHILOX_MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// What is added to the key after a round.
+/// Numbers that are added to the key after a round.
 pub const PHILOX_WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 /// The number of rounds.
 pub const PHILOX_ROUNDS: usize = 10;

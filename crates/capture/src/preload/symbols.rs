@@ -38,7 +38,7 @@ fn real() -> usize {
     found
 }
 
-/// What `dlsym` does: returns `wrapper`, or jumps to `real` if there is none.
+/// The end of a call of `dlsym`: returns `wrapper`, or jumps to `real` if there is none.
 #[repr(C)]
 struct Choice {
     wrapper: usize,

@@ -165,7 +165,7 @@ fn main() {
             launch(function(module(at), "twice"), 0, &[words(&[x])]);
         }
         "select" => {
-            // What a program does that chooses launches itself.
+            // Some programs choose the launches that are recorded themselves.
             let sum = function(module(text.as_ptr().cast()), "sum");
             let (begin, end) = unsafe {
                 let symbol = |name: &std::ffi::CStr| dlsym(std::ptr::null_mut(), name.as_ptr()) as usize;

@@ -47,8 +47,8 @@ impl Descriptor {
     }
 
     /// Decodes the fields of a descriptor of tcgen05, which differ from those of wgmma in a version in bits
-    /// 46–48, the mode of the leading offset in bit 52, and a swizzle mode of three bits. `Err` says what is
-    /// wrong.
+    /// 46 to 48, the mode of the leading offset in bit 52, and three bits for the swizzle. `Err` says what
+    /// is wrong.
     pub fn blackwell(bits: u64, transposed: bool) -> Result<Descriptor, String> {
         let (version, absolute, swizzle) = (bits >> 46 & 7, bits >> 52 & 1 == 1, bits >> 61);
         if version != 1 {

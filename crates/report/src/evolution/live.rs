@@ -218,7 +218,10 @@ pub fn compare(a: &RunView, b: &RunView) -> String {
                         Some((low, high)) => {
                             format!("{} ({} to {}), {}", ratio(gain), ratio(low), ratio(high), super::verdict(p))
                         }
-                        None => format!("~{}, by separate {}", ratio(gain), if p.is_predicted() { "predictions" } else { "short timings" }),
+                        None => {
+                            let by = if p.is_predicted() { "predictions" } else { "short timings" };
+                            format!("~{}, by separate {by}", ratio(gain))
+                        }
                     })))
                     (of_problem(floor, both, &problem, |p| p.noise_floor.map(ratio)))
                     (of_problem("best plan", both, &problem, |p| p.best.as_ref().map(|r| in_words(&r.subject))))

@@ -181,8 +181,8 @@ impl Env<'_> {
         self.log.findings.report(kind, issue.inst.line, other_line, || (threads, None, message));
     }
 
-    /// What must wait for the earlier access, if that is an instruction of tensor memory for which no thread
-    /// has waited, as far as is known.
+    /// Names the access that must wait, if the earlier one is an instruction of tensor memory for which no
+    /// thread has waited, as far as is known.
     pub(in crate::exec) fn unwaited(&self, c: &Conflict) -> Option<&'static str> {
         let (Touch::Tensor, Actor::Tensor(warp)) = (c.touch, self.facts.actors.name(c.agent)) else {
             return None;

@@ -478,8 +478,8 @@ fn short_products<S: Simd, const LONG: usize, const K: usize>(
     steps: Range<usize>,
 ) -> [u32; ROWS] {
     let mut sum = [0; ROWS];
-    // The exponent field of the f32 2^(kept bits − largest exponent). Beyond the bounds all products are zero
-    // or far below the unit.
+    // The exponent field of the f32 2^(kept bits − largest exponent). Beyond its bounds, all products are
+    // zero or far below the unit.
     let field = 127 + recipe.fraction_bits + SUM.shift as u32;
     let largest = S::as_simd_u32s(largest).0;
     for (block, sum) in S::as_mut_simd_u32s(&mut sum).0.iter_mut().enumerate() {

@@ -91,8 +91,9 @@ impl Cta<'_> {
         }
     }
 
-    /// Requests −L·log2 e and −D of a block's rows, and zeros from row `limit` on. After a score program, −L
-    /// is −∞ there, so that P is 0 whatever the logits are of rows that do not exist.
+    /// Requests −L·log2 e and −D of a block's rows, and zeros from row `limit` on.
+    ///
+    /// With a score program, −L is −∞ there: rows that do not exist may have any logits, and P must be 0.
     fn load_numbers(
         &self,
         k: &mut Builder,
