@@ -16,10 +16,18 @@ use crate::report::{Fidelity, HazardKind};
 use crate::semantics::products;
 
 impl Env<'_> {
-    pub(super) fn matrix(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
+    /// Waits until all running lanes of a warp are at an instruction that the warp executes together, and
+    /// reports lanes that are missing for good.
+    pub(super) fn converge(
+        &mut self,
+        warp: &Warp,
+        split: &mut Split,
+        inst: &Inst,
+        mask: u32,
+    ) -> Option<Flow> {
         if mask != !0 && !split.forced {
             if mask != warp.live {
-                return Flow::Wait(State::Lanes(!0));
+                return Some(Flow::Wait(State::Lanes(!0)));
             }
             let lane = mask.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
@@ -27,6 +35,13 @@ impl Env<'_> {
             });
         }
         split.forced = false;
+        None
+    }
+
+    pub(super) fn matrix(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
+        if let Some(wait) = self.converge(warp, split, inst, mask) {
+            return wait;
+        }
         match inst.op {
             Op::Mma(m) => self.mma(warp, inst, &m, mask),
             Op::Ldmatrix(m) => self.ldmatrix(warp, inst, &m, mask),

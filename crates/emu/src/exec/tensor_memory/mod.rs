@@ -18,10 +18,9 @@ use ptx::Op;
 
 use super::Env;
 use super::run::Flow;
-use super::warp::{Split, State, Warp};
+use super::warp::{Split, Warp};
 use crate::decode::Inst;
 use crate::order::TensorPipe;
-use crate::report::HazardKind;
 
 impl Env<'_> {
     /// Executes an instruction of tensor memory.
@@ -38,16 +37,9 @@ impl Env<'_> {
 
     /// Executes an instruction that the lanes of a warp execute together.
     fn tensor_collective(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
-        if mask != !0 && !split.forced {
-            if mask != warp.live {
-                return Flow::Wait(State::Lanes(!0));
-            }
-            let lane = mask.trailing_zeros() as usize;
-            self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                format!("only lanes {mask:#010x} execute the instruction: the whole warp must")
-            });
+        if let Some(wait) = self.converge(warp, split, inst, mask) {
+            return wait;
         }
-        split.forced = false;
         match inst.op {
             Op::Tcgen05Alloc { .. } => return self.tensor_alloc(warp, split, inst),
             Op::Tcgen05Dealloc { .. } => self.tensor_dealloc(warp, inst),
