@@ -1,9 +1,9 @@
-"""The suite ``decode``: one new query of each sequence against a cache in pages of 16."""
+"""The suite ``decode``: new queries of each sequence against a cache in pages, of 16 rows if not said otherwise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from flashcore_attn import flash_attn_func, flash_attn_with_kvcache
 from ._features import Call, Work, _bound, _heads_first, _sdpa_peer, _transposed
 from ._problem import OURS
 
-PAGE = 16
+#: The factor of a cache in e4m3, which holds magnitudes up to 448: a power of two, so that products are exact.
+_FACTOR = 2.0**-6
 
 
 def _ragged(mean: int) -> list[int]:
@@ -23,63 +24,110 @@ def _ragged(mean: int) -> list[int]:
     return [int(min(max(x, 100), 32000)) for x in drawn.tolist()]
 
 
-#: Name, lengths, query heads, key heads, head dim.
-PROBLEMS: list[tuple[str, list[int], int, int, int]] = [
-    *((f"B{b} x {n}", [n] * b, 32, 8, 128) for b, n in ((1, 1024), (1, 8192), (1, 131072), (16, 8192))),
-    *((f"B{b} x {n}", [n] * b, 32, 8, 128) for b, n in ((64, 4096), (128, 1024))),
-    ("B4 x 16384 H64/8", [16384] * 4, 64, 8, 128),
-    ("B8 x 4096 H8/1", [4096] * 8, 8, 1, 128),
-    ("B32 x 2048 H32/4", [2048] * 32, 32, 4, 128),
-    ("B16 x 4096 H64/8 D64", [4096] * 16, 64, 8, 64),
-    ("B16 x 4096 H16/8 D256", [4096] * 16, 16, 8, 256),
-    ("64 ragged, mean 2000", _ragged(2000), 32, 8, 128),
-    ("64 ragged, mean 8000", _ragged(8000), 32, 8, 128),
+class Problem(NamedTuple):
+    """A problem of the suite."""
+
+    name: str
+    #: Keys of each sequence.
+    lengths: list[int]
+    heads: int = 32
+    heads_k: int = 8
+    dim: int = 128
+    #: Rows of a page.
+    page: int = 16
+    #: Whether the cache is in e4m3, with a factor for each key head of a sequence.
+    narrow: bool = False
+    #: Keys that a query sees, its own among them; 0 for all.
+    window: int = 0
+    #: Queries of each sequence: its last positions, under a causal mask.
+    rows: int = 1
+
+
+PROBLEMS = [
+    *(Problem(f"B{b} x {n}", [n] * b) for b, n in ((1, 1024), (1, 8192), (1, 131072), (16, 8192))),
+    *(Problem(f"B{b} x {n}", [n] * b) for b, n in ((64, 4096), (128, 1024))),
+    Problem("B4 x 16384 H64/8", [16384] * 4, 64),
+    Problem("B8 x 4096 H8/1", [4096] * 8, 8, 1),
+    Problem("B32 x 2048 H32/4", [2048] * 32, 32, 4),
+    Problem("B16 x 4096 H64/8 D64", [4096] * 16, 64, 8, 64),
+    Problem("B16 x 4096 H16/8 D256", [4096] * 16, 16, 8, 256),
+    Problem("64 ragged, mean 2000", _ragged(2000)),
+    Problem("64 ragged, mean 8000", _ragged(8000)),
+    *(
+        Problem(f"B{b} x {n} e4m3", [n] * b, narrow=True)
+        for b, n in ((1, 1024), (1, 8192), (1, 131072), (16, 8192), (64, 4096))
+    ),
+    *(Problem(f"B16 x 8192 pages of {page}", [8192] * 16, page=page) for page in (64, 1)),
+    Problem("B16 x 32768 window 128", [32768] * 16, window=128),
+    Problem("B1 x 32768, 512 queries", [32768], rows=512),
 ]
 
 
 def works(device: str, dtype: torch.dtype, shrunk: int) -> list[Work]:
     """The problems one after another: their caches take gigabytes."""
-    return [_work(device, dtype, name, [max(n // shrunk, 1) for n in lengths], *shape)
-            for name, lengths, *shape in PROBLEMS]  # fmt: skip
+    return [_work(device, dtype, problem, [max(n // shrunk, 1) for n in problem.lengths]) for problem in PROBLEMS]
 
 
-def _work(device: str, dtype: torch.dtype, name: str, lengths: list[int], heads: int, heads_k: int, dim: int) -> Work:
+def _work(device: str, dtype: torch.dtype, problem: Problem, lengths: list[int]) -> Work:
     torch.manual_seed(0)
-    batch, longest = len(lengths), max(lengths)
-    shapes = [(batch, heads, 1, dim), *[(batch, heads_k, longest, dim)] * 2]
+    batch, longest, dim = len(lengths), max(lengths), problem.dim
+    count = min(problem.rows, min(lengths))
+    shapes = [(batch, problem.heads, count, dim), *[(batch, problem.heads_k, longest, dim)] * 2]
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
+    factors = None
+    if problem.narrow:
+        factors = torch.full((batch, problem.heads_k), _FACTOR, device=device)
+        k, v = ((x / _FACTOR).clamp(-448, 448).to(torch.float8_e4m3fn) for x in (k, v))
     used = torch.tensor(lengths, dtype=torch.int32, device=device)
-    pairs = float(sum(lengths))
-    work = Work(f"decode {name}", q, k, v, {}, mask=lambda b, h, q, k: k < used[b], pairs=pairs)
-    work.bytes = 2.0 * pairs * heads_k * dim * dtype.itemsize
+    seen = problem.window or longest
+
+    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+        after = used[b] - count + q - k
+        return (after >= 0) & (after < seen)
+
+    pairs = float(sum(min(n - i, seen) for n in lengths for i in range(count)))
+    keys, values = (x if factors is None else x.to(dtype) * _FACTOR for x in (k, v))
+    work = Work(f"decode {problem.name}", q, keys, values, {}, mask=mask, pairs=pairs)
+    read = float(sum(min(n, seen + count - 1) for n in lengths))
+    work.bytes = 2.0 * read * problem.heads_k * dim * k.element_size()
     rows = _transposed(q, k, v)
+    options: dict[str, Any] = {"cache_seqlens": used, "causal": True}
+    if problem.window:
+        options["window_size"] = (problem.window - 1, 0)
+    if factors is not None:
+        options |= {"k_descale": factors, "v_descale": factors}
 
     def paged() -> Call:
-        table, pools = _pages(rows[1:])
-        return _bound(flash_attn_with_kvcache, rows[0], *pools, cache_seqlens=used, page_table=table, causal=True)
+        table, pools = _pages(rows[1:], problem.page)
+        return _bound(flash_attn_with_kvcache, rows[0], *pools, page_table=table, **options)
 
     add: dict[str, Callable[[], Call]] = {OURS: paged}
-    if min(lengths) == longest:
-        add[f"{OURS}-dense"] = lambda: _bound(flash_attn_func, *rows)
-        work.calls["sdpa-cudnn"] = _sdpa_dense(work)
-    for kind in ("tensor-cores", "cuda-cores"):
-        add[f"flashinfer-{kind}"] = _flashinfer(rows, lengths, kind == "tensor-cores")
+    if factors is not None:
+        add["flashinfer-tensor-cores"] = _flashinfer(rows, lengths, True, problem.page, _FACTOR)
+    elif not problem.window and count == 1:
+        if min(lengths) == longest and problem.page == 16:
+            add[f"{OURS}-dense"] = lambda: _bound(flash_attn_func, *rows)
+            work.calls["sdpa-cudnn"] = _sdpa_dense(work)
+        for kind in ("tensor-cores", "cuda-cores"):
+            add[f"flashinfer-{kind}"] = _flashinfer(rows, lengths, kind == "tensor-cores", problem.page)
     work.calls = add | work.calls
     work.as_heads.update(dict.fromkeys(add, _heads_first))
     return work
 
 
-def _pages(caches: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def _pages(caches: list[Tensor], page: int) -> tuple[Tensor, list[Tensor]]:
     """The page table and both pools, whose pages are in random order."""
-    batch, length, heads, dim = caches[0].shape
-    each = -(-length // PAGE)
+    batch, length, heads, _ = caches[0].shape
+    each = -(-length // page)
     order = torch.randperm(batch * each, device=caches[0].device)
     pools = []
     for cache in caches:
-        pool = cache.new_zeros(batch * each, PAGE, heads, dim)
-        padded = torch.nn.functional.pad(cache, (0, 0, 0, 0, 0, each * PAGE - length))
-        pool[order] = padded.reshape(batch * each, PAGE, heads, dim)
-        pools.append(pool)
+        # As bytes: PyTorch does not assign 8-bit floats by index.
+        as_bytes = cache.view(torch.uint8)
+        pool = as_bytes.new_zeros(batch * each, page, heads, as_bytes.shape[3])
+        padded = torch.nn.functional.pad(as_bytes, (0, 0, 0, 0, 0, each * page - length))
+        pool[order] = padded.reshape(pool.shape)
+        pools.append(pool.view(cache.dtype))
     return order.reshape(batch, each).to(torch.int32), pools
 
 
@@ -90,14 +138,17 @@ def _sdpa_dense(work: Work) -> Callable[[], Call]:
     return _sdpa_peer(dense, "CUDNN_ATTENTION" if work.q.is_cuda else None)
 
 
-def _flashinfer(rows: list[Tensor], lengths: list[int], tensor_cores: bool) -> Callable[[], Call]:
-    """FlashInfer on the same pages; its plan of the batch, made on the host, is not timed."""
+def _flashinfer(
+    rows: list[Tensor], lengths: list[int], tensor_cores: bool, page: int, factor: float = 1.0
+) -> Callable[[], Call]:
+    """FlashInfer on the same pages; its plan of the batch, made on the host, is not timed. ``factor`` is that of an
+    8-bit cache."""
 
     def load() -> Call:
         from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 
-        table, pools = _pages(rows[1:])
-        counts = [-(-n // PAGE) for n in lengths]
+        table, pools = _pages(rows[1:], page)
+        counts = [-(-n // page) for n in lengths]
         device, heads_k, dim = rows[0].device, rows[1].shape[2], rows[1].shape[3]
 
         def integers(values: list[int]) -> Tensor:
@@ -105,15 +156,16 @@ def _flashinfer(rows: list[Tensor], lengths: list[int], tensor_cores: bool) -> C
 
         ends = integers([0, *counts]).cumsum(0).to(torch.int32)
         pages = torch.cat([row[:count] for row, count in zip(table, counts)])
-        last = integers([(n - 1) % PAGE + 1 for n in lengths])
+        last = integers([(n - 1) % page + 1 for n in lengths])
         wrapper: Any = BatchDecodeWithPagedKVCacheWrapper(
             torch.empty(256 << 20, dtype=torch.uint8, device=device), "NHD", use_cuda_graph=True,
             use_tensor_cores=tensor_cores, paged_kv_indptr_buffer=ends.clone(), paged_kv_indices_buffer=pages.clone(),
             paged_kv_last_page_len_buffer=last.clone(),
         )  # fmt: skip
-        types = {"q_data_type": rows[0].dtype, "kv_data_type": rows[0].dtype}
-        wrapper.plan(ends, pages, last, rows[0].shape[2], heads_k, dim, PAGE, **types)
+        types = {"q_data_type": rows[0].dtype, "kv_data_type": rows[1].dtype}
+        wrapper.plan(ends, pages, last, rows[0].shape[2], heads_k, dim, page, **types)
         q, cache = rows[0][:, 0].contiguous(), tuple(pools)
-        return lambda: wrapper.run(q, cache)[:, None]
+        scales = {} if factor == 1.0 else {"k_scale": factor, "v_scale": factor}
+        return lambda: wrapper.run(q, cache, **scales)[:, None]
 
     return load
