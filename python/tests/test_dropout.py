@@ -27,7 +27,8 @@ def weights_of(q, k, causal):
 def test_the_mask_is_that_of_the_result(tensors, dtype, causal):
     q, k, v = tensors.three(37, 83, 4, 2, 32, dtype)
     out, lse, mask = flash_attn_func(q, k, v, 0.25, causal=causal, return_attn_probs=True)
-    assert tensors.bits(lse) == tensors.bits(flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)[1])
+    without = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)[1]
+    assert abs(tensors.array(lse) - tensors.array(without)).max() < 1e-5  # on a GPU, another kernel computes it
     mask = tensors.array(mask)
     assert mask.shape == (q.shape[0], 4, 37, 83) and set(np.unique(mask)) == {-1.0, 1.0}
     assert abs((mask > 0).mean() - 0.75) < 5 * (0.25 * 0.75 / mask.size) ** 0.5
