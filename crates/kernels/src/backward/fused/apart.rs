@@ -18,7 +18,7 @@ use tile::{
 
 use super::convert::{PART_BYTES, PART_TILES, add_part, place_of_part};
 use super::emit::{Main, Visit};
-use super::plan::{SLOTS, WEIGHT_SLOTS};
+use super::plan::{APART_SLOTS, WEIGHT_SLOTS};
 use crate::forward::contract::half;
 
 /// Registers of a thread of each warpgroup: in sum those of four threads at the launch. Fewer for dQ, or
@@ -34,7 +34,7 @@ impl Main<'_> {
     /// The relays of P and of dS.
     fn relays(&self) -> [Relay; 2] {
         let of_ds = self.barriers.at(Relay::bytes(WEIGHT_SLOTS).into());
-        [Relay::new(self.barriers, WEIGHT_SLOTS), Relay::new(of_ds, SLOTS)]
+        [Relay::new(self.barriers, WEIGHT_SLOTS), Relay::new(of_ds, APART_SLOTS)]
     }
 
     /// Initialises the barriers and divides the warpgroups. Each consumer computes the bound anew: registers

@@ -7,7 +7,7 @@ use ptx::{Access, Builder, CmpOp, F32, Pointer, Pred, R32, Shared, SpecialReg, S
 use tile::{Handover, Pipeline, SwizzledTile, TileRing, divide};
 
 use super::params::{RowTiles, Strided, launch, tile_of_cta};
-use super::plan::{FusedPlan, LOADED, ROLES, SLOTS, TileSizes};
+use super::plan::{FusedPlan, LOADED, ROLES, TileSizes};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{declare_band, declare_map, declare_softcap, default_tanh, factor_or_one};
@@ -169,7 +169,7 @@ impl<'a> Main<'a> {
             let (tile, stages) = (loaded_tile(baked, tensor), plan.stages(tensor));
             (tile, stages, take(stages * tile.bytes()))
         });
-        let ds = (sizes.ds(), take(SLOTS * sizes.ds().bytes()));
+        let ds = (sizes.ds(), take(sizes.slots() * sizes.ds().bytes()));
         let staging = take(sizes.staging_bytes());
         let weights = take(sizes.weight_bytes());
         let numbers = take(plan.gradient_stages * sizes.number_bytes());
@@ -238,7 +238,7 @@ impl<'a> Main<'a> {
 
     /// The handover of dS among consumers that divide the keys.
     pub fn handover(&self) -> Handover {
-        Handover::new(self.barriers, SLOTS)
+        Handover::new(self.barriers, self.sizes.slots())
     }
 
     /// The first visit.

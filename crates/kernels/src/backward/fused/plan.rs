@@ -19,7 +19,7 @@ pub struct FusedPlan {
     /// Tiles of Q in shared memory, at least 2. The scores ahead need a third to hide the latency of a load;
     /// warpgroups that take turns always have it.
     pub query_stages: u32,
-    /// Tiles of dO in shared memory, at least 2.
+    /// Tiles of dO in shared memory, at least 2; 2 for warpgroups that take turns.
     pub gradient_stages: u32,
     /// When the scores of the next query tile are computed: above 64 columns, always ahead.
     pub products: Order,
@@ -35,8 +35,8 @@ const WIDEST: usize = 256;
 pub(super) const KEYS: u32 = 128;
 /// Threads of a CTA of the kernels before and after the main kernel.
 pub(super) const THREADS: u32 = 256;
-/// Slots of dS in shared memory.
-pub(super) const SLOTS: u32 = 2;
+/// Slots of dS in shared memory, with gradients apart.
+pub(super) const APART_SLOTS: u32 = 2;
 
 pub(super) const ROLES: Roles = Roles { consumers: 2, producer_registers: 24, consumer_registers: 240 };
 
@@ -45,7 +45,7 @@ const APART_THREADS: u32 = 4 * WARPGROUP_THREADS;
 /// Slots of P in shared memory, with gradients apart.
 pub(super) const WEIGHT_SLOTS: u32 = 1;
 /// Bytes of the barriers between the consumers, with gradients apart.
-const RELAY_BYTES: u32 = Relay::bytes(WEIGHT_SLOTS) + Relay::bytes(SLOTS);
+const RELAY_BYTES: u32 = Relay::bytes(WEIGHT_SLOTS) + Relay::bytes(APART_SLOTS);
 
 /// The tensors that the main kernel loads through tensor maps.
 pub(super) const LOADED: [Tensor; 4] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::DOut];
@@ -106,6 +106,13 @@ impl TileSizes {
         SwizzledTile::new(self.keys(), self.rows)
     }
 
+    /// Slots of dS in shared memory. In turns, dQ reads a slot one visit later. A warpgroup fills it again
+    /// when it has dP of the next visit, whose dO lies where both had read dO after they had read the slot:
+    /// the ring of dO has two stages.
+    pub const fn slots(self) -> u32 {
+        if self.takes_turns() { 3 } else { 2 }
+    }
+
     /// Bytes in which the parts of dQ wait for their reductions, if warpgroups take turns.
     pub const fn staging_bytes(self) -> u32 {
         if self.takes_turns() { self.sum_bytes() } else { 0 }
@@ -132,7 +139,7 @@ impl FusedPlan {
     pub fn default_for(problem: &Problem, _: &Arch) -> FusedPlan {
         let sizes = TileSizes::new(problem);
         let apart = sizes.gradients_apart();
-        let three = sizes.takes_turns() || problem.band.is_full() && !apart;
+        let three = problem.band.is_full() && sizes.columns == 64;
         FusedPlan {
             query_stages: if apart { 2 } else { 3 },
             gradient_stages: if three { 3 } else { 2 },
@@ -160,7 +167,11 @@ impl FusedPlan {
             accept("query_stages", stages.into(), (2..=4).contains(&stages), "2 to 4")?;
         }
         let stages = self.gradient_stages;
-        accept("gradient_stages", stages.into(), (2..=4).contains(&stages), "2 to 4")?;
+        if TileSizes::new(problem).takes_turns() {
+            accept("gradient_stages", stages.into(), stages == 2, "2")?;
+        } else {
+            accept("gradient_stages", stages.into(), (2..=4).contains(&stages), "2 to 4")?;
+        }
         let (bytes, limit) = (self.shared_bytes(problem), arch.shared_per_cta);
         if bytes > limit {
             return Err(PlanError::SharedMemory { bytes: bytes.into(), limit, sm: arch.sm });
@@ -178,8 +189,8 @@ impl FusedPlan {
         };
         let rings: u32 = LOADED.into_iter().map(of_ring).sum();
         let numbers = self.gradient_stages * sizes.number_bytes();
-        let barriers = if sizes.gradients_apart() { RELAY_BYTES } else { Handover::bytes(SLOTS) };
-        let between = SLOTS * sizes.ds().bytes() + sizes.staging_bytes() + sizes.weight_bytes();
+        let barriers = if sizes.gradients_apart() { RELAY_BYTES } else { Handover::bytes(sizes.slots()) };
+        let between = sizes.slots() * sizes.ds().bytes() + sizes.staging_bytes() + sizes.weight_bytes();
         rings + numbers + between + barriers
     }
 
