@@ -104,10 +104,16 @@ impl Warpgroup<'_> {
         at.queries.advance(k);
         k.mov_to(at.kept, 1);
         products.wait(k, of_dq);
-        let place = main.place(k, visit);
-        let sums = main.params.row_tiles.sums(k, place);
-        let own = place_of_part(k, sums, consumer.threads.row_warp, consumer.threads.lane);
-        add_part(k, own, dq);
+        match self.sums(k, visit) {
+            Some(sums) => {
+                let own = place_of_part(k, sums, consumer.threads.row_warp, consumer.threads.lane);
+                add_part(k, own, dq);
+            }
+            None => {
+                self.stage_part(k);
+                self.send_part(k, None);
+            }
+        }
         main.advance(k, visit);
     }
 

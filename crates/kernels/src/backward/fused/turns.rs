@@ -5,11 +5,10 @@
 //! has issued its additions.
 
 use attend::Masker;
-use ptx::{Builder, Global, Pointer};
-use tile::{Accumulate, PingPong, PipelineState, Products, warp_vectors};
+use ptx::Builder;
+use tile::{Accumulate, PingPong, PipelineState, Products};
 
 use super::consume::{Warpgroup, WarpgroupTiles};
-use super::convert::PART_BYTES;
 use super::emit::Visit;
 use super::plan::ROLES;
 use crate::forward::contract::half;
@@ -99,8 +98,7 @@ impl Warpgroup<'_> {
             at.advance(k);
         }
         k.wgmma_wait(0);
-        let place = main.place(k, visit);
-        let sums = main.params.row_tiles.sums(k, place);
+        let sums = self.sums(k, visit);
         self.stage_part(k);
         products.fence(k);
         self.issue_dp(k, products, at);
@@ -129,31 +127,5 @@ impl Warpgroup<'_> {
         let values = self.operands.own_values;
         products.wgmma_ss(k, values, d_out, &self.tiles.dp, Accumulate::Set); //  13: dPᵀ = V dOᵀ
         products.commit(k);
-    }
-
-    /// Copies the warp's part of dQ to shared memory, once the part before it has been read from there.
-    fn stage_part(&self, k: &mut Builder) {
-        let threads = &self.consumer.threads;
-        let staged = k.shared_index(self.main.staging, threads.row_warp, PART_BYTES);
-        let own = k.shared_index(staged, threads.lane, 16);
-        k.guarded(self.consumer.elected, |k| k.bulk_wait_read(0));
-        k.warp_sync();
-        for (n, &tile) in (0..).zip(self.tiles.dq.tiles()) {
-            k.st_vec(own.at(warp_vectors(n)), tile);
-        }
-    }
-
-    /// Sends the warp's part of dQ from shared memory to the sums. The next product is issued first, because
-    /// the fence waits for the stores.
-    fn send_part(&self, k: &mut Builder, sums: Global) {
-        let warp = self.consumer.threads.row_warp;
-        let staged = k.shared_index(self.main.staging, warp, PART_BYTES);
-        let to = k.index(sums, warp, PART_BYTES);
-        k.fence_proxy_async_shared();
-        k.warp_sync();
-        k.guarded(self.consumer.elected, |k| {
-            k.bulk_add(to, staged, PART_BYTES);
-            k.bulk_commit();
-        });
     }
 }
