@@ -1,4 +1,4 @@
-//! A ring of slots that the warps of one warpgroup fill and the warps of another one read.
+//! A ring of slots that the warps of one warpgroup fill and the warps of another one, or one thread, read.
 
 use ptx::{Builder, Pred, Shared};
 
@@ -11,6 +11,8 @@ const WARPS: u32 = 4;
 #[derive(Clone, Copy, Debug)]
 pub struct Relay {
     slots: u32,
+    /// The arrivals that return a slot.
+    readers: u32,
     full: Mbarriers,
     empty: Mbarriers,
 }
@@ -19,7 +21,13 @@ impl Relay {
     /// A ring of `slots` slots whose barriers begin at `barriers`.
     pub fn new(barriers: Shared, slots: u32) -> Relay {
         let full = Mbarriers::new(barriers);
-        Relay { slots, full, empty: full.from(slots) }
+        Relay { slots, readers: WARPS, full, empty: full.from(slots) }
+    }
+
+    /// With slots that one thread reads.
+    #[must_use]
+    pub const fn to_thread(self) -> Relay {
+        Relay { readers: 1, ..self }
     }
 
     /// Bytes of the barriers.
@@ -29,8 +37,10 @@ impl Relay {
 
     /// Initialises the barriers. Run by one thread.
     pub fn init(&self, k: &mut Builder) {
-        for barrier in 0..2 * self.slots {
-            k.mbarrier_init(self.full.at(barrier), WARPS);
+        for (barriers, arrivals) in [(self.full, WARPS), (self.empty, self.readers)] {
+            for slot in 0..self.slots {
+                k.mbarrier_init(barriers.at(slot), arrivals);
+            }
         }
     }
 
@@ -56,7 +66,7 @@ impl Relay {
         self.arrive(k, self.full, at, elected);
     }
 
-    /// Like [`Relay::publish`], for parts that `wgmma` will read.
+    /// Like [`Relay::publish`], for parts that `wgmma` or bulk copies will read.
     pub fn publish_operand(&self, k: &mut Builder, at: &PipelineState, elected: Pred) {
         k.fence_proxy_async_shared();
         self.publish(k, at, elected);
@@ -77,6 +87,14 @@ impl Relay {
     /// Like [`Relay::release`], for a warp whose products with the slot are complete.
     pub fn release_operand(&self, k: &mut Builder, at: &PipelineState, elected: Pred) {
         self.arrive(k, self.empty, at, elected);
+    }
+
+    /// Returns the current slot for the one thread that reads the slots and whose copies have read it, and
+    /// advances.
+    pub fn release_by_thread(&self, k: &mut Builder, at: &PipelineState) {
+        let barrier = self.empty.index(k, at.stage);
+        k.mbarrier_arrive(barrier);
+        at.advance(k);
     }
 
     fn arrive(&self, k: &mut Builder, barriers: Mbarriers, at: &PipelineState, elected: Pred) {

@@ -63,6 +63,7 @@ impl FamilyPlan for FusedPlan {
             heads_q: problem.heads_q,
             sign: if problem.softmax_scale() < 0.0 { Sign::Negate } else { Sign::Keep },
             flat: self.needs_flat_grid(problem),
+            deterministic: problem.pass.deterministic(),
             ..baked
         }
         .with_row_bytes(problem, &[Tensor::Out, Tensor::DOut, Tensor::Dq, Tensor::Dk, Tensor::Dv])

@@ -5,6 +5,7 @@ use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Handover, Pipeline, Relay, Roles, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS};
 
+use super::order::{BARRIER_BYTES, extents as ordered_extents};
 use crate::backward::sums::TileCounts;
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, is_half};
@@ -107,15 +108,15 @@ impl TileSizes {
     }
 
     /// Slots of dS in shared memory. In turns, dQ reads a slot one visit later. A warpgroup fills it again
-    /// when it has dP of the next visit, whose dO lies where both had read dO after they had read the slot:
-    /// the ring of dO has two stages.
+    /// after a turn, which began when the other warpgroup had computed its dQ from the slot.
     pub const fn slots(self) -> u32 {
         if self.takes_turns() { 3 } else { 2 }
     }
 
-    /// Bytes in which the parts of dQ wait for their reductions, if warpgroups take turns.
-    pub const fn staging_bytes(self) -> u32 {
-        if self.takes_turns() { self.sum_bytes() } else { 0 }
+    /// Bytes in which the parts of dQ wait for bulk reductions: if warpgroups take turns, or if additions to
+    /// dQ have an order.
+    pub const fn staging_bytes(self, ordered: bool) -> u32 {
+        if self.takes_turns() || ordered && !self.gradients_apart() { self.sum_bytes() } else { 0 }
     }
 
     /// Bytes in which P passes from the warpgroup of dV to that of dK.
@@ -139,7 +140,9 @@ impl FusedPlan {
     pub fn default_for(problem: &Problem, _: &Arch) -> FusedPlan {
         let sizes = TileSizes::new(problem);
         let apart = sizes.gradients_apart();
-        let three = problem.band.is_full() && sizes.columns == 64;
+        // In a fixed order of additions, parts of dQ need shared memory at any head dim.
+        let ordered = problem.pass.deterministic();
+        let three = problem.band.is_full() && sizes.columns == 64 && !ordered;
         FusedPlan {
             query_stages: if apart { 2 } else { 3 },
             gradient_stages: if three { 3 } else { 2 },
@@ -190,7 +193,9 @@ impl FusedPlan {
         let rings: u32 = LOADED.into_iter().map(of_ring).sum();
         let numbers = self.gradient_stages * sizes.number_bytes();
         let barriers = if sizes.gradients_apart() { RELAY_BYTES } else { Handover::bytes(sizes.slots()) };
-        let between = sizes.slots() * sizes.ds().bytes() + sizes.staging_bytes() + sizes.weight_bytes();
+        let ordered = problem.pass.deterministic();
+        let staging = sizes.staging_bytes(ordered) + if ordered { BARRIER_BYTES } else { 0 };
+        let between = sizes.slots() * sizes.ds().bytes() + staging + sizes.weight_bytes();
         rings + numbers + between + barriers
     }
 
@@ -205,7 +210,12 @@ impl FusedPlan {
 
     /// The extents of the main kernel's grid.
     pub(super) fn grid(&self, problem: &Problem) -> Extents {
-        self.extents(key_blocks(problem, TileSizes::new(problem).keys()), problem.heads_kv)
+        let sizes = TileSizes::new(problem);
+        let blocks = key_blocks(problem, sizes.keys());
+        if problem.pass.deterministic() {
+            return ordered_extents(self, problem, blocks, sizes.row_tiles(problem));
+        }
+        self.extents(blocks, problem.heads_kv)
     }
 
     /// The extents of the grids of the kernels before and after it.
@@ -239,7 +249,7 @@ fn check_problem(problem: &Problem) -> Result<(), PlanError> {
     }
     let refuse =
         |what: &str, value: &str, accepted: &str| Err(PlanError::unsupported(FAMILY, what, value, accepted));
-    if problem.pass.deterministic() {
+    if problem.pass.deterministic() && TileSizes::new(problem).gradients_apart() {
         return refuse("deterministic", "true", "false: CTAs add to dQ in the order in which they run");
     }
     if problem.pass.wants().tables != 0 {

@@ -7,11 +7,10 @@
 //! tile: one fence serves both.
 
 use attend::Masker;
-use ptx::{Builder, CmpOp, Global, Pointer, R64};
-use tile::{Accumulate, Group, PingPong, PipelineState, Products, warp_vectors};
+use ptx::{Builder, R64};
+use tile::{Accumulate, Group, PingPong, PipelineState, Products};
 
 use super::consume::{Warpgroup, WarpgroupTiles};
-use super::convert::PART_BYTES;
 use super::emit::Visit;
 use super::plan::ROLES;
 use crate::forward::contract::half;
@@ -25,9 +24,8 @@ struct Positions {
     slot: PipelineState,
     /// The slot of the visit before.
     slot_before: PipelineState,
-    /// The sums of dQ of the visit before, and those of the part that waits in shared memory. 0 for none.
-    sums_before: R64,
-    sums_staged: R64,
+    /// The sums of dQ of the visit before, and those of the part that waits in shared memory: 0 for none.
+    sums: [R64; 2],
 }
 
 impl Warpgroup<'_> {
@@ -41,8 +39,7 @@ impl Warpgroup<'_> {
             gradients: gradients.consumer_state(k),
             slot: main.handover().state(k),
             slot_before: main.handover().state(k),
-            sums_before: k.mov(0),
-            sums_staged: k.mov(0),
+            sums: [k.mov(0), k.mov(0)],
         };
         let turns = PingPong::new(k, self.consumer, ROLES.consumers);
         let (mask, mut products) = self.begin(k);
@@ -61,14 +58,12 @@ impl Warpgroup<'_> {
             k.wgmma_wait(0);
             products.fence(k);
             self.issue_dq(k, &mut products, &at);
-            k.fence_proxy_async_shared();
-            k.warp_sync();
-            self.send_part(k, &at);
+            self.order_part(k);
+            self.send_part(k, at.sums[1]);
             k.wgmma_wait(0);
-            self.stage_part(k, &at);
-            k.fence_proxy_async_shared();
-            k.warp_sync();
-            self.send_part(k, &at);
+            self.stage_part(k);
+            self.order_part(k);
+            self.send_part(k, at.sums[0]);
         });
     }
 
@@ -90,7 +85,7 @@ impl Warpgroup<'_> {
         gradient.scores(k, s, &weights, dp, &numbers); //                      14: dS = P ∘ (dP − D)
         dp.round_to(k, half, ds);
         self.publish(k, &at.slot);
-        self.send_part(k, at); // The fence and the synchronisation of `publish` came after its stores.
+        self.send_part(k, at.sums[1]); // `publish` has ordered the part.
         weights.round_to(k, half, p);
 
         turns.wait(k);
@@ -102,7 +97,7 @@ impl Warpgroup<'_> {
         products.wgmma_rs(k, ds, q, dk, Accumulate::Add); //                      16: dK += dSᵀ Q
         products.commit(k);
         products.wait(k, of_dq);
-        self.stage_part(k, at);
+        self.stage_part(k);
         k.wgmma_wait(0);
         // All lanes have read their numbers: `publish` has synchronised the warp.
         let [queries, _, _, gradients] = &main.rings;
@@ -124,9 +119,12 @@ impl Warpgroup<'_> {
         for at in [at.slot, at.queries, at.gradients] {
             at.advance(k);
         }
-        let place = main.place(k, visit);
-        let sums = main.params.row_tiles.sums(k, place);
-        k.mov_to(at.sums_before, sums.base);
+        k.mov_to(at.sums[1], at.sums[0]);
+        if self.outbox.is_none() {
+            let place = main.place(k, visit);
+            let sums = main.params.row_tiles.sums(k, place);
+            k.mov_to(at.sums[0], sums.base);
+        }
         main.advance(k, visit);
     }
 
@@ -159,30 +157,5 @@ impl Warpgroup<'_> {
         at.slot_before.advance(k);
         products.wgmma_ss(k, all_ds, self.operands.keys, &self.tiles.dq, Accumulate::Set); // 15: dQ = dS K
         products.commit(k)
-    }
-
-    /// Copies the warp's part of dQ to shared memory, once the part before it has been read from there.
-    fn stage_part(&self, k: &mut Builder, at: &Positions) {
-        let threads = &self.consumer.threads;
-        let staged = k.shared_index(self.main.staging, threads.row_warp, PART_BYTES);
-        let own = k.shared_index(staged, threads.lane, 16);
-        k.guarded(self.consumer.elected, |k| k.bulk_wait_read(0));
-        k.warp_sync();
-        for (n, &tile) in (0..).zip(self.tiles.dq.tiles()) {
-            k.st_vec(own.at(warp_vectors(n)), tile);
-        }
-        k.mov_to(at.sums_staged, at.sums_before);
-    }
-
-    /// Sends the warp's part of dQ from shared memory to the sums, if there is one.
-    fn send_part(&self, k: &mut Builder, at: &Positions) {
-        let warp = self.consumer.threads.row_warp;
-        let staged = k.shared_index(self.main.staging, warp, PART_BYTES);
-        let to = k.index(Global { base: at.sums_staged, offset: 0 }, warp, PART_BYTES);
-        let sends = k.setp_u_and(CmpOp::Ne, at.sums_staged, 0, self.consumer.elected);
-        k.guarded(sends, |k| {
-            k.bulk_add(to, staged, PART_BYTES);
-            k.bulk_commit();
-        });
     }
 }

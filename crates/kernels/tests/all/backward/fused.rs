@@ -134,7 +134,7 @@ fn other_problems_are_refused() {
     let f32 = Problem::new(1, 2, 150, 64, DType::F32).with_pass(Pass::BACKWARD);
     let dim = |dim| Problem::new(1, 2, 150, dim, DType::F16).with_pass(Pass::BACKWARD);
     for (problem, expected) in [
-        (base.clone().with_pass(Pass::DETERMINISTIC), "invalid value 'true' for deterministic"),
+        (dim(256).with_pass(Pass::DETERMINISTIC), "invalid value 'true' for deterministic"),
         (packed, "invalid value '0' for rows of packed queries"),
         (f32, "for dtype with family backward_fused: expected f16 or bf16"),
         (dim(264), "invalid value '264' for head_dim: expected"),
@@ -267,9 +267,7 @@ fn every_synchronisation_is_needed() {
             };
             (!is_caught(&runs, mutate)).then(|| name.clone())
         });
-        // The barrier of the turns orders no memory accesses: the ring of dO does.
-        let expected: &[&str] = if dim == 128 { &["bar.sync 1"] } else { &[] };
-        assert_eq!(spared.into_iter().flatten().collect::<Vec<_>>(), expected, "D{dim} {products:?}");
+        assert_eq!(spared.into_iter().flatten().collect::<Vec<_>>(), [""; 0], "D{dim} {products:?}");
     }
 }
 
