@@ -1,4 +1,5 @@
-//! A ring of slots that the warps of one warpgroup fill and the warps of another one, or one thread, read.
+//! A ring of slots that the warps of one warpgroup fill and the warps of another one read. On either side
+//! there may be one thread instead.
 
 use ptx::{Builder, Pred, Shared};
 
@@ -11,8 +12,8 @@ const WARPS: u32 = 4;
 #[derive(Clone, Copy, Debug)]
 pub struct Relay {
     slots: u32,
-    /// The arrivals that return a slot.
-    readers: u32,
+    /// The arrivals that fill a slot, and those that return it.
+    arrivals: [u32; 2],
     full: Mbarriers,
     empty: Mbarriers,
 }
@@ -21,13 +22,21 @@ impl Relay {
     /// A ring of `slots` slots whose barriers begin at `barriers`.
     pub fn new(barriers: Shared, slots: u32) -> Relay {
         let full = Mbarriers::new(barriers);
-        Relay { slots, readers: WARPS, full, empty: full.from(slots) }
+        Relay { slots, arrivals: [WARPS; 2], full, empty: full.from(slots) }
+    }
+
+    /// With slots that one thread fills.
+    #[must_use]
+    pub const fn from_thread(self) -> Relay {
+        let [_, readers] = self.arrivals;
+        Relay { arrivals: [1, readers], ..self }
     }
 
     /// With slots that one thread reads.
     #[must_use]
     pub const fn to_thread(self) -> Relay {
-        Relay { readers: 1, ..self }
+        let [writers, _] = self.arrivals;
+        Relay { arrivals: [writers, 1], ..self }
     }
 
     /// Bytes of the barriers.
@@ -37,7 +46,7 @@ impl Relay {
 
     /// Initialises the barriers. Run by one thread.
     pub fn init(&self, k: &mut Builder) {
-        for (barriers, arrivals) in [(self.full, WARPS), (self.empty, self.readers)] {
+        for (barriers, arrivals) in [self.full, self.empty].into_iter().zip(self.arrivals) {
             for slot in 0..self.slots {
                 k.mbarrier_init(barriers.at(slot), arrivals);
             }
@@ -72,6 +81,11 @@ impl Relay {
         self.publish(k, at, elected);
     }
 
+    /// Passes on the current slot if one thread fills the slots, and advances.
+    pub fn publish_by_thread(&self, k: &mut Builder, at: &PipelineState) {
+        Relay::arrive_once(k, self.full, at);
+    }
+
     /// Waits until all warps have passed on their parts of the current slot.
     pub fn wait(&self, k: &mut Builder, at: &PipelineState) {
         let barrier = self.full.index(k, at.stage);
@@ -89,10 +103,13 @@ impl Relay {
         self.arrive(k, self.empty, at, elected);
     }
 
-    /// Returns the current slot for the one thread that reads the slots and whose copies have read it, and
-    /// advances.
+    /// Returns the current slot if one thread reads the slots, and advances.
     pub fn release_by_thread(&self, k: &mut Builder, at: &PipelineState) {
-        let barrier = self.empty.index(k, at.stage);
+        Relay::arrive_once(k, self.empty, at);
+    }
+
+    fn arrive_once(k: &mut Builder, barriers: Mbarriers, at: &PipelineState) {
+        let barrier = barriers.index(k, at.stage);
         k.mbarrier_arrive(barrier);
         at.advance(k);
     }

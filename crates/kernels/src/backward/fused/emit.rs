@@ -184,7 +184,7 @@ impl<'a> Main<'a> {
             let pipeline = Pipeline::new(take(Pipeline::bytes(stages)), stages);
             TileRing { pipeline: pipeline.without_empty_barriers(stages == 1), tile, first }
         });
-        let add_barriers = take(if baked.deterministic { order::BARRIER_BYTES } else { 0 });
+        let add_barriers = take(if baked.deterministic { order::barrier_bytes(sizes) } else { 0 });
         let barriers = take(0);
         let [batch, head, tile] = match baked.deterministic {
             true => order::tile_of_cta(k, baked, params.grid),
@@ -245,19 +245,14 @@ impl<'a> Main<'a> {
         let first = k.setp_u(CmpOp::Eq, thread, 0);
         k.if_(first, |k| {
             self.handover().init(k, ROLES.consumer_warps());
-            if self.params.order.is_some() {
-                self.prepare_order(k);
-            }
+            self.prepare_order(k);
         });
         ROLES.prepare(k, self.rings.map(|ring| ring.pipeline));
-        let Some(order) = self.params.order else {
-            return ROLES.split(k, |k| self.produce(k), |k, consumer| self.consume(k, consumer));
-        };
         ROLES.divide(
             k,
             |k, index, warp| {
                 let first = k.setp_u(CmpOp::Eq, index, 0);
-                k.if_else(first, |k| self.produce(k), |k| self.add_in_order(k, order, (index, warp)));
+                self.produce_in_order(k, first, (index, warp));
             },
             |k, consumer| self.consume(k, consumer),
         );

@@ -18,7 +18,7 @@
 
 use attend::KeyBand;
 use problem::Problem;
-use ptx::{Access, Builder, CmpOp, Global, Pointer, R32};
+use ptx::{Access, Builder, CmpOp, Global, Pointer, Pred, R32};
 use tile::{Consumer, PipelineState, Relay, divide};
 
 use super::convert::PART_BYTES;
@@ -30,17 +30,26 @@ use crate::forward::mma::CtaOrder;
 use crate::grid::{Axis, Extents, Grid};
 use crate::{Arch, Baked};
 
-/// Parts of a tile of query rows, each with an order of its own: those of the two consumer warpgroups.
-const PARTS: u32 = 2;
+/// Slots for the turns and the additions of the warpgroup of dQ, with gradients apart.
+const SLOTS: u32 = 2;
 /// Bytes of the sums of a warpgroup's part.
 const WARPGROUP_PART_BYTES: u32 = 4 * PART_BYTES;
-/// Bytes of the barriers of the parts in shared memory.
-pub(super) const BARRIER_BYTES: u32 = PARTS * Relay::bytes(1);
+
+/// Parts of a tile of query rows, each with an order of its own: those of the warpgroups that add.
+const fn parts(sizes: TileSizes) -> u32 {
+    if sizes.gradients_apart() { 1 } else { 2 }
+}
+
+/// Bytes of the barriers in shared memory.
+pub(super) const fn barrier_bytes(sizes: TileSizes) -> u32 {
+    if sizes.gradients_apart() { 2 * Relay::bytes(SLOTS) } else { parts(sizes) * Relay::bytes(1) }
+}
 
 /// The numbers that say whose turn it is, for each part of each tile of query rows.
 #[derive(Clone, Copy)]
 pub(super) struct AddOrder {
     numbers: Global,
+    parts: u32,
 }
 
 impl AddOrder {
@@ -51,16 +60,18 @@ impl AddOrder {
         problem: &Problem,
         access: Access,
     ) -> Option<AddOrder> {
-        let tiles = TileSizes::new(problem).row_tiles(problem).into_iter().product::<u64>();
-        let numbers = tiles as usize * problem.heads_q * (4 * PARTS) as usize;
+        let sizes = TileSizes::new(problem);
+        let ([tiles, batch], parts) = (sizes.row_tiles(problem), parts(sizes));
+        let bytes = (4 * tiles * batch) as usize * problem.heads_q * parts as usize;
         let ordered = problem.pass.deterministic();
-        ordered.then(|| AddOrder { numbers: c.temporary(k, "dq_turns", numbers, access) })
+        ordered.then(|| AddOrder { numbers: c.temporary(k, "dq_turns", bytes, access), parts })
     }
 
     /// The number of a part of a tile.
     fn number(&self, k: &mut Builder, tiles: &RowTiles, place: [R32; 3], part: R32) -> Global {
         let index = tiles.index(k, place);
-        let of_tile = Global { base: k.mad(index, i64::from(4 * PARTS), self.numbers.base), ..self.numbers };
+        let bytes = i64::from(4 * self.parts);
+        let of_tile = Global { base: k.mad(index, bytes, self.numbers.base), ..self.numbers };
         k.index(of_tile, part, 4)
     }
 
@@ -85,7 +96,7 @@ impl AddOrder {
         let last = k.sub(end, 1);
         let last = divide(k, last, sizes.keys());
         let number = self.number(k, tiles, own.place, thread);
-        let writes = k.setp_u(CmpOp::Lt, thread, PARTS);
+        let writes = k.setp_u(CmpOp::Lt, thread, self.parts);
         k.guarded(writes, |k| k.st(number, last));
     }
 }
@@ -149,60 +160,132 @@ impl Main<'_> {
         Relay::new(k.shared_index(self.add_barriers, group, Relay::bytes(1)), 1).to_thread()
     }
 
-    /// Initialises the barriers of the parts. Run by one thread.
+    /// With gradients apart: the turns of the warpgroup of dQ, and its additions.
+    pub fn turns_and_additions(&self) -> [Relay; 2] {
+        let of_additions = self.add_barriers.at(Relay::bytes(SLOTS).into());
+        [Relay::new(self.add_barriers, SLOTS).from_thread(), Relay::new(of_additions, SLOTS).to_thread()]
+    }
+
+    /// Initialises the barriers, if additions have an order. Run by one thread.
     pub fn prepare_order(&self, k: &mut Builder) {
-        for part in 0..PARTS {
+        if self.params.order.is_none() {
+            return;
+        }
+        if self.sizes.gradients_apart() {
+            return self.turns_and_additions().iter().for_each(|relay| relay.init(k));
+        }
+        for part in 0..parts(self.sizes) {
             let at = self.add_barriers.at((part * Relay::bytes(1)).into());
             Relay::new(at, 1).to_thread().init(k);
         }
     }
 
-    /// The threads that add the parts of the warpgroups, one for each: the first lanes of the warps after
-    /// that of the producer.
-    pub fn add_in_order(&self, k: &mut Builder, order: AddOrder, (index, warp): (R32, R32)) {
-        let lane = k.and(index, 31);
-        let first = k.setp_u(CmpOp::Eq, lane, 0);
-        let part = k.sub(warp, 1);
-        let adds = k.setp_u_and(CmpOp::Lt, part, PARTS, first);
-        k.if_(adds, |k| self.add_parts(k, order, part));
+    /// The producer warpgroup: its `first` thread requests tiles. If additions have an order, the first lanes
+    /// of two other warps see to it.
+    pub fn produce_in_order(&self, k: &mut Builder, first: Pred, (index, warp): (R32, R32)) {
+        let Some(order) = self.params.order else { return k.if_(first, |k| self.produce(k)) };
+        k.if_else(
+            first,
+            |k| self.produce(k),
+            |k| {
+                let lane = k.and(index, 31);
+                let first = k.setp_u(CmpOp::Eq, lane, 0);
+                let helper = k.sub(warp, 1);
+                let helps = k.setp_u_and(CmpOp::Lt, helper, 2, first);
+                k.if_(helps, |k| {
+                    if self.sizes.gradients_apart() {
+                        let awaits = k.setp_u(CmpOp::Eq, helper, 0);
+                        k.if_else(awaits, |k| self.await_turns(k, order), |k| self.end_turns(k, order));
+                    } else {
+                        self.add_parts(k, order, helper);
+                    }
+                });
+            },
+        );
     }
 
+    /// Adds a warpgroup's parts of dQ from shared memory.
     fn add_parts(&self, k: &mut Builder, order: AddOrder, part: R32) {
-        let tiles = &self.params.row_tiles;
         let relay = self.staged_part(k, part);
         let at = relay.reader(k);
         let staged = k.shared_index(self.staging, part, WARPGROUP_PART_BYTES);
-        let [.., own] = self.at;
-        let next = k.sub(own, 1);
-        let visit = self.first_visit(k);
-        let more = |k: &mut Builder| self.is_visit(k, visit);
         if self.sizes.takes_turns() {
             // The first two parts belong to no visit: one is sent before and one after the first turn.
-            let some = more(k);
-            k.if_(some, |k| {
+            self.if_visited(k, |k, _| {
                 for _ in 0..2 {
                     relay.wait(k, &at);
                     relay.release_by_thread(k, &at);
                 }
             });
         }
-        k.while_(more, |k| {
-            let place = self.place(k, visit);
-            let turn = order.number(k, tiles, place, part);
+        let tiles = &self.params.row_tiles;
+        self.each_turn(k, (order, part), |k, turn, place| {
             let sums = tiles.sums(k, place);
             let to = k.index(sums, part, WARPGROUP_PART_BYTES);
-            k.do_while(|k| {
-                let number: R32 = k.ld_acquire(turn);
-                k.setp_u(CmpOp::Ne, number, own)
-            });
+            self.await_turn(k, turn);
             relay.wait(k, &at);
             k.bulk_add(to, staged, WARPGROUP_PART_BYTES);
             k.bulk_commit();
             k.bulk_wait_read(0);
             relay.release_by_thread(k, &at);
             k.bulk_wait(0);
-            k.st_release(turn, next);
+            self.end_turn(k, turn);
+        });
+    }
+
+    /// Tells the warpgroup of dQ when it may add.
+    fn await_turns(&self, k: &mut Builder, order: AddOrder) {
+        let [turns, _] = self.turns_and_additions();
+        let at = turns.writer(k);
+        let part = k.mov(0);
+        self.each_turn(k, (order, part), |k, turn, _| {
+            self.await_turn(k, turn);
+            turns.acquire(k, &at);
+            turns.publish_by_thread(k, &at);
+        });
+    }
+
+    /// Ends each turn when the warpgroup of dQ has added. The release waits until the additions are complete,
+    /// while the warpgroup goes on.
+    fn end_turns(&self, k: &mut Builder, order: AddOrder) {
+        let [_, additions] = self.turns_and_additions();
+        let at = additions.reader(k);
+        let part = k.mov(0);
+        self.each_turn(k, (order, part), |k, turn, _| {
+            additions.wait(k, &at);
+            additions.release_by_thread(k, &at);
+            self.end_turn(k, turn);
+        });
+    }
+
+    /// Runs `body` for each visit, with the number that says whose turn it is and the visit's place.
+    fn each_turn(
+        &self,
+        k: &mut Builder,
+        (order, part): (AddOrder, R32),
+        body: impl FnOnce(&mut Builder, Global, [R32; 3]),
+    ) {
+        let visit = self.first_visit(k);
+        let more = |k: &mut Builder| self.is_visit(k, visit);
+        k.while_(more, |k| {
+            let place = self.place(k, visit);
+            let turn = order.number(k, &self.params.row_tiles, place, part);
+            body(k, turn, place);
             self.advance(k, visit);
         });
+    }
+
+    fn await_turn(&self, k: &mut Builder, turn: Global) {
+        let [.., own] = self.at;
+        k.do_while(|k| {
+            let number: R32 = k.ld_acquire(turn);
+            k.setp_u(CmpOp::Ne, number, own)
+        });
+    }
+
+    fn end_turn(&self, k: &mut Builder, turn: Global) {
+        let [.., own] = self.at;
+        let next = k.sub(own, 1);
+        k.st_release(turn, next);
     }
 }

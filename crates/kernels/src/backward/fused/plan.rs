@@ -5,7 +5,7 @@ use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Handover, Pipeline, Relay, Roles, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS};
 
-use super::order::{BARRIER_BYTES, extents as ordered_extents};
+use super::order;
 use crate::backward::sums::TileCounts;
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, is_half};
@@ -194,7 +194,7 @@ impl FusedPlan {
         let numbers = self.gradient_stages * sizes.number_bytes();
         let barriers = if sizes.gradients_apart() { RELAY_BYTES } else { Handover::bytes(sizes.slots()) };
         let ordered = problem.pass.deterministic();
-        let staging = sizes.staging_bytes(ordered) + if ordered { BARRIER_BYTES } else { 0 };
+        let staging = sizes.staging_bytes(ordered) + if ordered { order::barrier_bytes(sizes) } else { 0 };
         let between = sizes.slots() * sizes.ds().bytes() + staging + sizes.weight_bytes();
         rings + numbers + between + barriers
     }
@@ -213,7 +213,7 @@ impl FusedPlan {
         let sizes = TileSizes::new(problem);
         let blocks = key_blocks(problem, sizes.keys());
         if problem.pass.deterministic() {
-            return ordered_extents(self, problem, blocks, sizes.row_tiles(problem));
+            return order::extents(self, problem, blocks, sizes.row_tiles(problem));
         }
         self.extents(blocks, problem.heads_kv)
     }
@@ -249,9 +249,6 @@ fn check_problem(problem: &Problem) -> Result<(), PlanError> {
     }
     let refuse =
         |what: &str, value: &str, accepted: &str| Err(PlanError::unsupported(FAMILY, what, value, accepted));
-    if problem.pass.deterministic() && TileSizes::new(problem).gradients_apart() {
-        return refuse("deterministic", "true", "false: CTAs add to dQ in the order in which they run");
-    }
     if problem.pass.wants().tables != 0 {
         return refuse("wants", "gradients of tables", "dq, dk, dv and the gradients of sinks");
     }

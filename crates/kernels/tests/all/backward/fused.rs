@@ -134,7 +134,6 @@ fn other_problems_are_refused() {
     let f32 = Problem::new(1, 2, 150, 64, DType::F32).with_pass(Pass::BACKWARD);
     let dim = |dim| Problem::new(1, 2, 150, dim, DType::F16).with_pass(Pass::BACKWARD);
     for (problem, expected) in [
-        (dim(256).with_pass(Pass::DETERMINISTIC), "invalid value 'true' for deterministic"),
         (packed, "invalid value '0' for rows of packed queries"),
         (f32, "for dtype with family backward_fused: expected f16 or bf16"),
         (dim(264), "invalid value '264' for head_dim: expected"),

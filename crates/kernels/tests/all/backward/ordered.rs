@@ -65,7 +65,7 @@ fn bands_are_right_without_deadlocks() {
     {
         for (j, corner) in [Corner::BottomRight, Corner::TopLeft].into_iter().enumerate() {
             for (seq_q, seq_kv) in [(300, 300), (70, 420), (420, 70), (129, 257)] {
-                let problem = Problem::new(1, 4, seq_q, [64, 128][(i + j) % 2], DType::Bf16);
+                let problem = Problem::new(1, 4, seq_q, [64, 128, 192][(i + j) % 3], DType::Bf16);
                 let problem = problem.with_heads_kv(2, Layout::Bshd).with_seq_kv(seq_kv, Layout::Bshd);
                 let problem = problem.with_band(band(corner, before, after)).with_pass(Pass::DETERMINISTIC);
                 check(&problem, even(), FusedPlan::default_for(&problem, &ARCH), alone(i));
@@ -77,8 +77,8 @@ fn bands_are_right_without_deadlocks() {
 /// Packed and used lengths of either side, with sequences without queries or keys, and rows of no sequence.
 #[test]
 fn uneven_lengths_are_right_without_deadlocks() {
-    for i in 0..8 {
-        let base = Problem::new(4, 4, 150, [64, 128][i / 4], DType::Bf16).with_heads_kv(2, Layout::Bshd);
+    for i in 0..12 {
+        let base = Problem::new(4, 4, 150, [64, 128, 192][i / 4], DType::Bf16).with_heads_kv(2, Layout::Bshd);
         let base = base.with_seq_kv(140, Layout::Bshd).with_pass(Pass::DETERMINISTIC);
         for (problem, lengths) in uneven_problems(&base.with_band(Band::NAMED[i % Band::NAMED.len()])) {
             check(&problem, lengths, FusedPlan::default_for(&problem, &ARCH), alone(i));
@@ -131,7 +131,7 @@ fn repeats(inputs: &Inputs, plan: &Plan, kernels: &[Kernel]) -> Result<(), Strin
 
 #[test]
 fn every_run_has_the_same_bits() {
-    for dim in [64, 128] {
+    for dim in [64, 128, 256] {
         for (inputs, plan, _, kernels) in runs(dim) {
             let repeated = repeats(&inputs, &plan, &kernels);
             repeated.unwrap_or_else(|error| panic!("D{dim} {:?}: {error}", inputs.problem()));
@@ -142,7 +142,7 @@ fn every_run_has_the_same_bits() {
 /// A CTA waits for those that are launched before it: alone, the last one never ends.
 #[test]
 fn the_last_cta_waits_for_those_before() {
-    for dim in [64, 128] {
+    for dim in [64, 128, 256] {
         let (inputs, plan, arch, kernels) = runs(dim).remove(1);
         let program = emit(inputs.problem(), &plan, &arch).unwrap();
         let last = kernels[1].launch.grid.count() - 1;
@@ -153,37 +153,43 @@ fn the_last_cta_waits_for_those_before() {
     }
 }
 
-/// The instructions of the main kernel that order additions, with the number of statements to remove: each
-/// wait for a turn with its branch back, and the wait for the end of an addition.
-fn sites(kernel: &Kernel) -> Vec<(&'static str, usize, usize, usize)> {
+/// The instructions of the main kernel that order additions, with the number of statements to remove: what
+/// synchronises the threads that wait for turns and end them. A wait is removed with the branch back to it.
+fn sites(kernel: &Kernel) -> Vec<(String, usize, usize, usize)> {
     let site = |inst: &Instruction| match inst.op {
-        Op::Ld(memory) if memory.sem == MemSem::Acquire => Some(("turn", 3)),
-        Op::CpAsyncBulkWaitGroup { read: false } => Some(("end of an addition", 1)),
-        Op::CpAsyncBulkWaitGroup { read: true } => Some(("end of a read", 1)),
+        Op::Ld(memory) if memory.sem == MemSem::Acquire => Some(3),
+        Op::Mbarrier(mbarrier) if mbarrier.op.waits() => Some(2),
+        Op::Mbarrier(_) | Op::CpAsyncBulkWaitGroup { .. } => Some(1),
         _ => None,
     };
-    let functions = kernel.module.items.iter().enumerate().filter_map(|(item, function)| match function {
-        Item::Function(function) => Some((item, function.body.as_ref()?)),
-        _ => None,
-    });
-    functions
-        .flat_map(|(item, body)| {
-            body.statements.iter().enumerate().filter_map(move |(at, statement)| match statement {
-                Statement::Inst(inst) => site(inst).map(|(name, count)| (name, item, at, count)),
+    let ends = |inst: &Instruction| matches!(inst.op, Op::St(memory) if memory.sem == MemSem::Release);
+    let mut found = Vec::new();
+    for (item, function) in kernel.module.items.iter().enumerate() {
+        let Item::Function(function) = function else { continue };
+        let statements = function.body.iter().flat_map(|body| &body.statements).enumerate();
+        let all: Vec<_> = statements
+            .filter_map(|(at, statement)| match statement {
+                Statement::Inst(inst) => Some((at, inst)),
                 _ => None,
             })
-        })
-        .collect()
+            .collect();
+        let Some(first) = all.iter().position(|(_, inst)| site(inst) == Some(3)) else { continue };
+        let last = all.iter().rposition(|(_, inst)| ends(inst)).expect("turns end");
+        for (at, inst) in &all[first..last] {
+            found.extend(site(inst).map(|count| (format!("{} {at}", inst.op), item, *at, count)));
+        }
+    }
+    found
 }
 
-/// Without a wait for the turn or for the end of an addition, bits differ between runs.
+/// Without any of them, runs have other bits or a hazard.
 #[test]
 fn every_wait_is_needed() {
-    for dim in [64, 128] {
+    for dim in [64, 128, 256] {
         let runs = runs(dim);
         let sites = sites(&runs[0].3[1]);
-        assert!(sites.len() >= 3, "{sites:?}");
-        let spared = each(&sites, |&(name, item, at, count)| {
+        assert_eq!(sites.len(), 5, "{sites:?}");
+        let spared = each(&sites, |&(ref name, item, at, count)| {
             let caught = runs.iter().any(|(inputs, plan, _, kernels)| {
                 let mut mutants = kernels.clone();
                 for _ in 0..count {
@@ -191,17 +197,18 @@ fn every_wait_is_needed() {
                 }
                 repeats(inputs, plan, &mutants).is_err()
             });
-            (!caught).then_some(name)
+            (!caught).then(|| name.clone())
         });
         assert_eq!(spared.into_iter().flatten().collect::<Vec<_>>(), [""; 0], "D{dim}");
     }
 }
 
-/// ptxas keeps the products asynchronous, and spills nothing.
+/// ptxas keeps the products asynchronous, and spills nothing; above head dim 128, four addresses at most,
+/// which are read outside the products.
 #[test]
 fn defaults_assemble_without_spills() {
     let mut cases = Vec::new();
-    for (dim, dim_v) in [(64, 64), (72, 72), (128, 128)] {
+    for (dim, dim_v) in [(64, 64), (72, 72), (128, 128), (192, 128), (256, 256)] {
         for band in [Band::FULL, Band::CAUSAL, Band::window(50, 50)] {
             let problem = Problem::new(2, 16, 4000, dim, DType::Bf16).with_band(band);
             let problem = Problem { head_dim_v: dim_v, ..problem }.with_layout(Layout::Bshd);
@@ -214,6 +221,7 @@ fn defaults_assemble_without_spills() {
         return;
     };
     for ((dim, _), Facts { registers, spills, .. }) in cases.iter().zip(facts) {
-        assert_eq!(spills, 0, "D{dim}: {registers} registers");
+        let most = if *dim > 128 { 48 } else { 0 }; // bytes stored and loaded
+        assert!(spills <= most, "D{dim}: {spills} bytes of spills with {registers} registers");
     }
 }
