@@ -55,6 +55,15 @@ impl KeyBand {
         KeyBand { before, after: self.before.map(After::Keys), ..*self }
     }
 
+    /// One past the last key that the rows before `position` see, which may lie beyond the keys or before
+    /// key 0. `None` without an upper bound.
+    pub fn end_before(&self, k: &mut Builder, position: R32, [seq_q, seq_kv]: [R32; 2]) -> Option<R32> {
+        let after = self.after?;
+        let shift = (self.corner == Corner::BottomRight).then(|| k.sub(seq_kv, seq_q));
+        let level = shifted(k, position, shift);
+        Some(further(k, level, after))
+    }
+
     /// Whether the band is a causal mask.
     pub const fn is_causal(&self) -> bool {
         self.before.is_none() && matches!(self.after, Some(After::Diagonal))

@@ -107,6 +107,9 @@ fn default_cases() -> Vec<Case> {
                 let plan = family.default_for(&problem, &arch).ok();
                 cases.extend(plan.map(|plan| Case::new("default", &problem, &plan, &arch)));
             }
+            let ordered = problem.clone().with_pass(Pass::DETERMINISTIC);
+            let plan = Family::BackwardFused.default_for(&ordered, &arch).ok().filter(|_| trained);
+            cases.extend(plan.map(|plan| Case::new("ordered", &ordered, &plan, &arch)));
         }
         cases
     };

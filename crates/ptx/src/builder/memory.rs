@@ -60,6 +60,22 @@ impl Builder {
         self.st_as(V::TYPE, to, value);
     }
 
+    /// Loads one element, and acquires what the thread released that stored it ([`Builder::st_release`]). The
+    /// scope is gpu.
+    pub fn ld_acquire<V: Value>(&mut self, from: Global) -> V {
+        let d = self.reg();
+        let memory = strong(V::TYPE, MemSem::Acquire);
+        self.compute(d, Op::Ld(memory), [Operand::Address(from.address())]);
+        d
+    }
+
+    /// Stores one element, and releases the thread's earlier accesses to threads that acquire it. The scope
+    /// is gpu.
+    pub fn st_release<V: Value>(&mut self, to: Global, value: V) {
+        let memory = strong(V::TYPE, MemSem::Release);
+        self.op(Op::St(memory), [Operand::Address(to.address()), Operand::Reg(value.reg())]);
+    }
+
     /// Stores the low bits of `value` as an element of a narrower type.
     pub fn st_as<V: Value, P: Pointer>(&mut self, ty: Type, to: P, value: impl Into<Src<V>>) {
         let memory = Memory::plain(P::SPACE, ty);
@@ -176,6 +192,11 @@ impl Builder {
 
 pub(super) fn vector<V: Value>(values: &[V]) -> Operand {
     Operand::Vector(values.iter().map(|v| Operand::Reg(v.reg())).collect())
+}
+
+/// An access to global memory that synchronises threads of the GPU.
+fn strong(ty: Type, sem: MemSem) -> Memory {
+    Memory { sem, scope: Some(Scope::Gpu), ..Memory::plain(Global::SPACE, ty) }
 }
 
 fn atomic<P: Pointer>(op: AtomicOp, ty: Type) -> Atomic {

@@ -4,8 +4,9 @@ use ptx::{Builder, Pred, Shared};
 
 use crate::{Mbarriers, PipelineState};
 
-/// One mbarrier for each slot of a ring of tiles that consumer warps fill together. A warp that waits for a
-/// slot has read the slot before, so with two slots no barrier needs to say that a slot may be filled again.
+/// One mbarrier for each slot of a ring of tiles that consumer warps fill together. No barrier says that a
+/// slot may be filled again. With two slots none is needed if a warp reads a slot before it fills the next
+/// one: a warp that waits for a slot then knows that all warps have read the slot before.
 #[derive(Clone, Copy, Debug)]
 pub struct Handover {
     slots: u32,

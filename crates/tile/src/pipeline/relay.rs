@@ -1,4 +1,5 @@
-//! A ring of slots that the warps of one warpgroup fill and the warps of another one read.
+//! A ring of slots that the warps of one warpgroup fill and the warps of another one read. On either side
+//! there may be one thread instead.
 
 use ptx::{Builder, Pred, Shared};
 
@@ -11,6 +12,8 @@ const WARPS: u32 = 4;
 #[derive(Clone, Copy, Debug)]
 pub struct Relay {
     slots: u32,
+    /// The arrivals that fill a slot, and those that return it.
+    arrivals: [u32; 2],
     full: Mbarriers,
     empty: Mbarriers,
 }
@@ -19,7 +22,21 @@ impl Relay {
     /// A ring of `slots` slots whose barriers begin at `barriers`.
     pub fn new(barriers: Shared, slots: u32) -> Relay {
         let full = Mbarriers::new(barriers);
-        Relay { slots, full, empty: full.from(slots) }
+        Relay { slots, arrivals: [WARPS; 2], full, empty: full.from(slots) }
+    }
+
+    /// With slots that one thread fills.
+    #[must_use]
+    pub const fn from_thread(self) -> Relay {
+        let [_, readers] = self.arrivals;
+        Relay { arrivals: [1, readers], ..self }
+    }
+
+    /// With slots that one thread reads.
+    #[must_use]
+    pub const fn to_thread(self) -> Relay {
+        let [writers, _] = self.arrivals;
+        Relay { arrivals: [writers, 1], ..self }
     }
 
     /// Bytes of the barriers.
@@ -29,8 +46,10 @@ impl Relay {
 
     /// Initialises the barriers. Run by one thread.
     pub fn init(&self, k: &mut Builder) {
-        for barrier in 0..2 * self.slots {
-            k.mbarrier_init(self.full.at(barrier), WARPS);
+        for (barriers, arrivals) in [self.full, self.empty].into_iter().zip(self.arrivals) {
+            for slot in 0..self.slots {
+                k.mbarrier_init(barriers.at(slot), arrivals);
+            }
         }
     }
 
@@ -56,10 +75,15 @@ impl Relay {
         self.arrive(k, self.full, at, elected);
     }
 
-    /// Like [`Relay::publish`], for parts that `wgmma` will read.
+    /// Like [`Relay::publish`], for parts that `wgmma` or bulk copies will read.
     pub fn publish_operand(&self, k: &mut Builder, at: &PipelineState, elected: Pred) {
         k.fence_proxy_async_shared();
         self.publish(k, at, elected);
+    }
+
+    /// Passes on the current slot if one thread fills the slots, and advances.
+    pub fn publish_by_thread(&self, k: &mut Builder, at: &PipelineState) {
+        Relay::arrive_once(k, self.full, at);
     }
 
     /// Waits until all warps have passed on their parts of the current slot.
@@ -77,6 +101,17 @@ impl Relay {
     /// Like [`Relay::release`], for a warp whose products with the slot are complete.
     pub fn release_operand(&self, k: &mut Builder, at: &PipelineState, elected: Pred) {
         self.arrive(k, self.empty, at, elected);
+    }
+
+    /// Returns the current slot if one thread reads the slots, and advances.
+    pub fn release_by_thread(&self, k: &mut Builder, at: &PipelineState) {
+        Relay::arrive_once(k, self.empty, at);
+    }
+
+    fn arrive_once(k: &mut Builder, barriers: Mbarriers, at: &PipelineState) {
+        let barrier = barriers.index(k, at.stage);
+        k.mbarrier_arrive(barrier);
+        at.advance(k);
     }
 
     fn arrive(&self, k: &mut Builder, barriers: Mbarriers, at: &PipelineState, elected: Pred) {

@@ -81,6 +81,24 @@ impl Roles {
         produce: impl FnOnce(&mut Builder),
         consume: impl FnOnce(&mut Builder, &Consumer),
     ) {
+        self.divide(
+            k,
+            |k, index, _| {
+                let first = k.setp_u(CmpOp::Eq, index, 0);
+                k.if_(first, produce);
+            },
+            consume,
+        );
+    }
+
+    /// Like [`Roles::split`], but runs `produce` in all threads of the producer warpgroup. It takes the
+    /// thread's index and that of its warp, which ptxas knows to be uniform.
+    pub fn divide(
+        &self,
+        k: &mut Builder,
+        produce: impl FnOnce(&mut Builder, R32, R32),
+        consume: impl FnOnce(&mut Builder, &Consumer),
+    ) {
         let index = k.special(SpecialReg::TidX);
         let warp = k.warp_index_uniform();
         let warpgroup = k.shr_u(warp, 2);
@@ -89,8 +107,7 @@ impl Roles {
             produces,
             |k| {
                 k.setmaxnreg_dec(self.producer_registers);
-                let first = k.setp_u(CmpOp::Eq, index, 0);
-                k.if_(first, produce);
+                produce(k, index, warp);
             },
             |k| {
                 k.setmaxnreg_inc(self.consumer_registers);

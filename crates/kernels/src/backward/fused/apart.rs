@@ -18,7 +18,7 @@ use tile::{
 
 use super::convert::{PART_BYTES, PART_TILES, add_part, place_of_part};
 use super::emit::{Main, Visit};
-use super::plan::{SLOTS, WEIGHT_SLOTS};
+use super::plan::{APART_SLOTS, WEIGHT_SLOTS};
 use crate::forward::contract::half;
 
 /// Registers of a thread of each warpgroup: in sum those of four threads at the launch. Fewer for dQ, or
@@ -34,7 +34,7 @@ impl Main<'_> {
     /// The relays of P and of dS.
     fn relays(&self) -> [Relay; 2] {
         let of_ds = self.barriers.at(Relay::bytes(WEIGHT_SLOTS).into());
-        [Relay::new(self.barriers, WEIGHT_SLOTS), Relay::new(of_ds, SLOTS)]
+        [Relay::new(self.barriers, WEIGHT_SLOTS), Relay::new(of_ds, APART_SLOTS)]
     }
 
     /// Initialises the barriers and divides the warpgroups. Each consumer computes the bound anew: registers
@@ -49,6 +49,7 @@ impl Main<'_> {
             for relay in self.relays() {
                 relay.init(k);
             }
+            self.prepare_order(k);
             k.fence_mbarrier_init();
         });
         k.bar_sync();
@@ -59,7 +60,7 @@ impl Main<'_> {
             produces,
             |k| {
                 k.setmaxnreg_dec(PRODUCER_REGISTERS);
-                k.if_(first, |k| self.produce(k));
+                self.produce_in_order(k, first, (thread, warp));
             },
             |k| {
                 k.if_else(
@@ -245,6 +246,10 @@ impl Main<'_> {
         let dq = AccTile::unset(k, 16, 8 * PART_TILES);
         let [_, of_ds] = self.relays();
         let slot = of_ds.reader(k);
+        let order = self.params.order.map(|_| {
+            let [turns, additions] = self.turns_and_additions();
+            (turns, turns.reader(k), additions, additions.writer(k))
+        });
         let mut products = self.products();
         let parts = self.sizes.columns / (8 * PART_TILES);
         let loaded = keys.pipeline.consumer_state(k);
@@ -264,10 +269,18 @@ impl Main<'_> {
                     products.wgmma_ss(k, ds, keys, &dq, Accumulate::Set); //          15: dQ = dS K
                     products.commit(k);
                     k.wgmma_wait(0);
+                    if let Some((turns, turn, ..)) = order.as_ref().filter(|_| part == 0) {
+                        turns.wait(k, turn);
+                    }
                     if part + 1 == parts {
                         of_ds.release_operand(k, &slot, consumer.elected);
                     }
                     add_part(k, sums.at(i64::from(part * WARPGROUP_PART_BYTES)), &dq);
+                }
+                if let Some((turns, turn, additions, addition)) = &order {
+                    additions.acquire(k, addition);
+                    additions.publish(k, addition, consumer.elected);
+                    turns.release_operand(k, turn, consumer.elected);
                 }
                 self.advance(k, visit);
             },

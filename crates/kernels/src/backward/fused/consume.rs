@@ -11,6 +11,7 @@ use tile::{
 
 use super::convert::PART_TILES;
 use super::emit::{Main, Visit};
+use super::order::Outbox;
 use crate::forward::contract::half;
 
 /// A warpgroup that owns 64 keys.
@@ -19,6 +20,8 @@ pub(super) struct Warpgroup<'a> {
     pub consumer: &'a Consumer,
     pub operands: Operands,
     pub tiles: WarpgroupTiles,
+    /// Where the warpgroup leaves its parts of dQ, if additions have an order.
+    pub outbox: Option<Outbox>,
 }
 
 /// The operands of a warpgroup's products.
@@ -53,7 +56,8 @@ impl Main<'_> {
     /// A consumer warpgroup. The numbers in the margin are the lines of FlashAttention-2, Algorithm 2.
     pub(super) fn consume(&self, k: &mut Builder, consumer: &Consumer) {
         let (operands, tiles) = (self.operands(k, consumer), self.tiles(k));
-        let group = Warpgroup { main: self, consumer, operands, tiles };
+        let outbox = self.params.order.map(|_| self.outbox(k, consumer));
+        let group = Warpgroup { main: self, consumer, operands, tiles, outbox };
         let takes_turns = self.sizes.takes_turns();
         if takes_turns {
             group.visit_in_turns(k);
@@ -66,7 +70,7 @@ impl Main<'_> {
         }
         self.store(k, consumer, dk, Tensor::Dk); //                                18
         self.store(k, consumer, dv, Tensor::Dv);
-        if takes_turns {
+        if takes_turns && group.outbox.is_none() {
             // The last part of dQ is read from shared memory before the CTA ends.
             k.guarded(consumer.elected, |k| k.bulk_wait_read(0));
         }

@@ -6,8 +6,9 @@ use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, F32, Pointer, Pred, R32, Shared, SpecialReg, Src, TensorMapPtr};
 use tile::{Handover, Pipeline, SwizzledTile, TileRing, divide};
 
+use super::order::{self, AddOrder};
 use super::params::{RowTiles, Strided, launch, tile_of_cta};
-use super::plan::{FusedPlan, LOADED, ROLES, SLOTS, TileSizes};
+use super::plan::{FusedPlan, LOADED, ROLES, TileSizes};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{declare_band, declare_map, declare_softcap, default_tanh, factor_or_one};
@@ -42,6 +43,8 @@ pub(super) struct FusedParams {
     batch_rows: [Option<R32>; 4],
     pub gradients: [Strided; 2],
     pub row_tiles: RowTiles,
+    /// The order of additions to the sums of dQ, if they have one.
+    pub order: Option<AddOrder>,
     grid: Grid,
     seq_q: R32,
     seq_kv: R32,
@@ -70,6 +73,7 @@ impl FusedParams {
         let factor = if problem.softmax_scale() == 0.0 { 0.0 } else { factor_or_one(problem) };
         let cap = problem.score.softcap;
         let row_tiles = RowTiles::declare(k, c, (problem, baked), [Access::Read, Access::ReadWrite]);
+        let order = AddOrder::declare(k, c, problem, Access::ReadWrite);
         let grid = plan.grid(problem).declare(k, c, baked.flat);
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
             .map(|(name, length)| c.u32(k, name, length as u32));
@@ -82,6 +86,7 @@ impl FusedParams {
             batch_rows,
             gradients,
             row_tiles,
+            order,
             grid,
             seq_q,
             seq_kv,
@@ -126,8 +131,10 @@ pub(super) struct Main<'a> {
     /// The numbers of the rows of each stage of dO.
     pub numbers: Shared,
     pub ds: (SwizzledTile, Shared),
-    /// The parts of dQ on their way to the sums, if warpgroups take turns.
+    /// The parts of dQ on their way to the sums, where bulk reductions add them.
     pub staging: Shared,
+    /// The barriers of those parts, if additions have an order.
+    pub add_barriers: Shared,
     /// P in f32, if gradients are apart.
     pub weights: Shared,
     /// The barriers between consumers.
@@ -169,16 +176,20 @@ impl<'a> Main<'a> {
             let (tile, stages) = (loaded_tile(baked, tensor), plan.stages(tensor));
             (tile, stages, take(stages * tile.bytes()))
         });
-        let ds = (sizes.ds(), take(SLOTS * sizes.ds().bytes()));
-        let staging = take(sizes.staging_bytes());
+        let ds = (sizes.ds(), take(sizes.slots() * sizes.ds().bytes()));
+        let staging = take(sizes.staging_bytes(baked.deterministic));
         let weights = take(sizes.weight_bytes());
         let numbers = take(plan.gradient_stages * sizes.number_bytes());
         let rings = places.map(|(tile, stages, first)| {
             let pipeline = Pipeline::new(take(Pipeline::bytes(stages)), stages);
             TileRing { pipeline: pipeline.without_empty_barriers(stages == 1), tile, first }
         });
+        let add_barriers = take(if baked.deterministic { order::barrier_bytes(sizes) } else { 0 });
         let barriers = take(0);
-        let [batch, head, tile] = tile_of_cta(k, plan.tile_order, params.grid);
+        let [batch, head, tile] = match baked.deterministic {
+            true => order::tile_of_cta(k, baked, params.grid),
+            false => tile_of_cta(k, plan.tile_order, params.grid),
+        };
         let owner = params.lengths.map(|lengths| lengths.key_tile(k, batch, tile, sizes.keys()));
         let (at, sequence) = match owner {
             None => ([batch, head, tile], None),
@@ -207,6 +218,7 @@ impl<'a> Main<'a> {
             numbers,
             ds,
             staging,
+            add_barriers,
             weights,
             barriers,
             at,
@@ -231,14 +243,24 @@ impl<'a> Main<'a> {
         }
         let thread = k.special(SpecialReg::TidX);
         let first = k.setp_u(CmpOp::Eq, thread, 0);
-        k.if_(first, |k| self.handover().init(k, ROLES.consumer_warps()));
+        k.if_(first, |k| {
+            self.handover().init(k, ROLES.consumer_warps());
+            self.prepare_order(k);
+        });
         ROLES.prepare(k, self.rings.map(|ring| ring.pipeline));
-        ROLES.split(k, |k| self.produce(k), |k, consumer| self.consume(k, consumer));
+        ROLES.divide(
+            k,
+            |k, index, warp| {
+                let first = k.setp_u(CmpOp::Eq, index, 0);
+                self.produce_in_order(k, first, (index, warp));
+            },
+            |k, consumer| self.consume(k, consumer),
+        );
     }
 
     /// The handover of dS among consumers that divide the keys.
     pub fn handover(&self) -> Handover {
-        Handover::new(self.barriers, SLOTS)
+        Handover::new(self.barriers, self.sizes.slots())
     }
 
     /// The first visit.

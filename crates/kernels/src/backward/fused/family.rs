@@ -35,13 +35,17 @@ impl FamilyPlan for FusedPlan {
     fn genes(problem: &Problem) -> Vec<Gene> {
         let sizes = TileSizes::new(problem);
         let query_stages = Gene::new("query_stages").curing(STAGES);
+        let gradient_stages = Gene::new("gradient_stages").curing(STAGES);
         let products = Gene::new("products").curing(PRODUCTS);
         vec![
             match sizes.takes_turns() {
-                true => query_stages.searched([3, 4]),
+                true => query_stages.searched([3]),
                 false => query_stages.searched([2, 3]).wider([4]),
             },
-            Gene::new("gradient_stages").searched([2, 3]).wider([4]).curing(STAGES),
+            match sizes.takes_turns() {
+                true => gradient_stages.searched([2]),
+                false => gradient_stages.searched([2, 3]).wider([4]),
+            },
             match sizes.columns > 64 {
                 true => products.searched(["scores_ahead"]),
                 false => products.searched(["in_turn", "scores_ahead"]),
@@ -59,6 +63,7 @@ impl FamilyPlan for FusedPlan {
             heads_q: problem.heads_q,
             sign: if problem.softmax_scale() < 0.0 { Sign::Negate } else { Sign::Keep },
             flat: self.needs_flat_grid(problem),
+            deterministic: problem.pass.deterministic(),
             ..baked
         }
         .with_row_bytes(problem, &[Tensor::Out, Tensor::DOut, Tensor::Dq, Tensor::Dk, Tensor::Dv])

@@ -104,10 +104,18 @@ impl Warpgroup<'_> {
         at.queries.advance(k);
         k.mov_to(at.kept, 1);
         products.wait(k, of_dq);
-        let place = main.place(k, visit);
-        let sums = main.params.row_tiles.sums(k, place);
-        let own = place_of_part(k, sums, consumer.threads.row_warp, consumer.threads.lane);
-        add_part(k, own, dq);
+        match &self.outbox {
+            None => {
+                let place = main.place(k, visit);
+                let sums = main.params.row_tiles.sums(k, place);
+                let own = place_of_part(k, sums, consumer.threads.row_warp, consumer.threads.lane);
+                add_part(k, own, dq);
+            }
+            Some(outbox) => {
+                self.stage_part(k);
+                outbox.relay.publish_operand(k, &outbox.at, consumer.elected);
+            }
+        }
         main.advance(k, visit);
     }
 

@@ -1,6 +1,6 @@
 //! The parameters that the kernels share: the numbers of query rows, the sums of dQ, and their grid.
 
-use attend::{Lengths, SequenceRows};
+use attend::{Lengths, Sequence};
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, Dim3, Global, Launch, R32, R64};
 
@@ -65,7 +65,7 @@ impl RowTiles {
     }
 
     /// The index of a tile, from its batch entry, query head and number in the head.
-    fn index(&self, k: &mut Builder, [batch, head, tile]: [R32; 3]) -> R64 {
+    pub fn index(&self, k: &mut Builder, [batch, head, tile]: [R32; 3]) -> R64 {
         let before = k.mad(batch, self.heads, head);
         let index = k.mul_wide_u(before, self.count);
         let tile = k.zext(tile);
@@ -93,7 +93,7 @@ pub(super) struct OwnTile {
     /// Batch entry, head and tile in the batch entry.
     pub at: [R32; 3],
     /// The rows of the batch entry; `None` if it has all rows of the tensors.
-    rows: Option<SequenceRows>,
+    sequence: Option<Sequence>,
     /// Rows of a head in the tensors.
     longest: R32,
 }
@@ -107,22 +107,29 @@ impl OwnTile {
         sizes: TileSizes,
     ) -> OwnTile {
         let place = tile_of_cta(k, order, grid);
-        let Some(lengths) = lengths else { return OwnTile { place, at: place, rows: None, longest: seq_q } };
+        let Some(lengths) = lengths else {
+            return OwnTile { place, at: place, sequence: None, longest: seq_q };
+        };
         let [batch, head, tile] = place;
         let (sequence, tile) = lengths.tile(k, batch, tile, sizes.rows, 1);
         let longest = lengths.q.tensor_rows();
-        OwnTile { place, at: [sequence.batch, head, tile], rows: Some(sequence.q), longest }
+        OwnTile { place, at: [sequence.batch, head, tile], sequence: Some(sequence), longest }
     }
 
     /// The number of rows of the batch entry.
     pub fn len(&self) -> R32 {
-        self.rows.map_or(self.longest, |rows| rows.len)
+        self.sequence.map_or(self.longest, |sequence| sequence.q.len)
+    }
+
+    /// The number of keys of the batch entry, of which the tensors have `longest`.
+    pub fn keys(&self, longest: R32) -> R32 {
+        self.sequence.map_or(longest, |sequence| sequence.kv.len)
     }
 
     /// Batch entry, head and row in tensors of the row at a position in the batch entry.
     pub fn row(&self, k: &mut Builder, position: R32) -> [R32; 3] {
         let [batch, head, _] = self.at;
-        [batch, head, self.rows.map_or(position, |rows| rows.row(k, position))]
+        [batch, head, self.sequence.map_or(position, |sequence| sequence.q.row(k, position))]
     }
 
     /// The address of a row's number in an array `[batch][head][row]`, from its place in tensors.

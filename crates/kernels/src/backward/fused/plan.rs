@@ -5,6 +5,7 @@ use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Handover, Pipeline, Relay, Roles, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS};
 
+use super::order;
 use crate::backward::sums::TileCounts;
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, is_half};
@@ -19,7 +20,7 @@ pub struct FusedPlan {
     /// Tiles of Q in shared memory, at least 2. The scores ahead need a third to hide the latency of a load;
     /// warpgroups that take turns always have it.
     pub query_stages: u32,
-    /// Tiles of dO in shared memory, at least 2.
+    /// Tiles of dO in shared memory, at least 2; 2 for warpgroups that take turns.
     pub gradient_stages: u32,
     /// When the scores of the next query tile are computed: above 64 columns, always ahead.
     pub products: Order,
@@ -35,8 +36,8 @@ const WIDEST: usize = 256;
 pub(super) const KEYS: u32 = 128;
 /// Threads of a CTA of the kernels before and after the main kernel.
 pub(super) const THREADS: u32 = 256;
-/// Slots of dS in shared memory.
-pub(super) const SLOTS: u32 = 2;
+/// Slots of dS in shared memory, with gradients apart.
+pub(super) const APART_SLOTS: u32 = 2;
 
 pub(super) const ROLES: Roles = Roles { consumers: 2, producer_registers: 24, consumer_registers: 240 };
 
@@ -45,7 +46,7 @@ const APART_THREADS: u32 = 4 * WARPGROUP_THREADS;
 /// Slots of P in shared memory, with gradients apart.
 pub(super) const WEIGHT_SLOTS: u32 = 1;
 /// Bytes of the barriers between the consumers, with gradients apart.
-const RELAY_BYTES: u32 = Relay::bytes(WEIGHT_SLOTS) + Relay::bytes(SLOTS);
+const RELAY_BYTES: u32 = Relay::bytes(WEIGHT_SLOTS) + Relay::bytes(APART_SLOTS);
 
 /// The tensors that the main kernel loads through tensor maps.
 pub(super) const LOADED: [Tensor; 4] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::DOut];
@@ -106,9 +107,16 @@ impl TileSizes {
         SwizzledTile::new(self.keys(), self.rows)
     }
 
-    /// Bytes in which the parts of dQ wait for their reductions, if warpgroups take turns.
-    pub const fn staging_bytes(self) -> u32 {
-        if self.takes_turns() { self.sum_bytes() } else { 0 }
+    /// Slots of dS in shared memory. In turns, dQ reads a slot one visit later. A warpgroup fills it again
+    /// after a turn, which began when the other warpgroup had computed its dQ from the slot.
+    pub const fn slots(self) -> u32 {
+        if self.takes_turns() { 3 } else { 2 }
+    }
+
+    /// Bytes in which the parts of dQ wait for bulk reductions: if warpgroups take turns, or if additions to
+    /// dQ have an order.
+    pub const fn staging_bytes(self, ordered: bool) -> u32 {
+        if self.takes_turns() || ordered && !self.gradients_apart() { self.sum_bytes() } else { 0 }
     }
 
     /// Bytes in which P passes from the warpgroup of dV to that of dK.
@@ -132,7 +140,9 @@ impl FusedPlan {
     pub fn default_for(problem: &Problem, _: &Arch) -> FusedPlan {
         let sizes = TileSizes::new(problem);
         let apart = sizes.gradients_apart();
-        let three = sizes.takes_turns() || problem.band.is_full() && !apart;
+        // In a fixed order of additions, parts of dQ need shared memory at any head dim.
+        let ordered = problem.pass.deterministic();
+        let three = problem.band.is_full() && sizes.columns == 64 && !ordered;
         FusedPlan {
             query_stages: if apart { 2 } else { 3 },
             gradient_stages: if three { 3 } else { 2 },
@@ -160,7 +170,11 @@ impl FusedPlan {
             accept("query_stages", stages.into(), (2..=4).contains(&stages), "2 to 4")?;
         }
         let stages = self.gradient_stages;
-        accept("gradient_stages", stages.into(), (2..=4).contains(&stages), "2 to 4")?;
+        if TileSizes::new(problem).takes_turns() {
+            accept("gradient_stages", stages.into(), stages == 2, "2")?;
+        } else {
+            accept("gradient_stages", stages.into(), (2..=4).contains(&stages), "2 to 4")?;
+        }
         let (bytes, limit) = (self.shared_bytes(problem), arch.shared_per_cta);
         if bytes > limit {
             return Err(PlanError::SharedMemory { bytes: bytes.into(), limit, sm: arch.sm });
@@ -178,8 +192,10 @@ impl FusedPlan {
         };
         let rings: u32 = LOADED.into_iter().map(of_ring).sum();
         let numbers = self.gradient_stages * sizes.number_bytes();
-        let barriers = if sizes.gradients_apart() { RELAY_BYTES } else { Handover::bytes(SLOTS) };
-        let between = SLOTS * sizes.ds().bytes() + sizes.staging_bytes() + sizes.weight_bytes();
+        let barriers = if sizes.gradients_apart() { RELAY_BYTES } else { Handover::bytes(sizes.slots()) };
+        let ordered = problem.pass.deterministic();
+        let staging = sizes.staging_bytes(ordered) + if ordered { order::barrier_bytes(sizes) } else { 0 };
+        let between = sizes.slots() * sizes.ds().bytes() + staging + sizes.weight_bytes();
         rings + numbers + between + barriers
     }
 
@@ -194,7 +210,12 @@ impl FusedPlan {
 
     /// The extents of the main kernel's grid.
     pub(super) fn grid(&self, problem: &Problem) -> Extents {
-        self.extents(key_blocks(problem, TileSizes::new(problem).keys()), problem.heads_kv)
+        let sizes = TileSizes::new(problem);
+        let blocks = key_blocks(problem, sizes.keys());
+        if problem.pass.deterministic() {
+            return order::extents(self, problem, blocks, sizes.row_tiles(problem));
+        }
+        self.extents(blocks, problem.heads_kv)
     }
 
     /// The extents of the grids of the kernels before and after it.
@@ -228,9 +249,6 @@ fn check_problem(problem: &Problem) -> Result<(), PlanError> {
     }
     let refuse =
         |what: &str, value: &str, accepted: &str| Err(PlanError::unsupported(FAMILY, what, value, accepted));
-    if problem.pass.deterministic() {
-        return refuse("deterministic", "true", "false: CTAs add to dQ in the order in which they run");
-    }
     if problem.pass.wants().tables != 0 {
         return refuse("wants", "gradients of tables", "dq, dk, dv and the gradients of sinks");
     }

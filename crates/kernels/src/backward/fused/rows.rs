@@ -1,16 +1,18 @@
 //! The kernel before the main kernel: the numbers of query rows, and sums of zero.
 
+use attend::KeyBand;
 use problem::{Operand, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, F32, Global, Pointer, R32, SpecialReg};
 use std::f32::consts::LOG2_E;
 use tile::divide;
 
+use super::order::AddOrder;
 use super::params::{OwnTile, RowTiles, Strided, declare_row_lengths, launch};
 use super::plan::{FusedPlan, THREADS, TileSizes};
 use crate::backward::sums::SinkParts;
 use crate::contract::Contract;
 use crate::draft::Draft;
-use crate::forward::contract::half;
+use crate::forward::contract::{declare_band, half};
 use crate::{Arch, Baked};
 
 const ENTRY: &str = "flash_backward_rows";
@@ -28,6 +30,15 @@ impl FusedPlan {
         let tiles = RowTiles::declare(&mut k, &mut c, (problem, baked), [Access::Write, Access::Write]);
         let seq_q = c.u32(&mut k, "seq_q", problem.seq_q as u32);
         let lengths = declare_row_lengths(&mut k, &mut c, problem, seq_q);
+        let additions = AddOrder::declare(&mut k, &mut c, problem, Access::Write);
+        let additions = additions.map(|order| Additions {
+            order,
+            band: declare_band(&mut k, &mut c, problem),
+            seq_kv: match lengths {
+                None => c.u32(&mut k, "seq_kv", problem.seq_kv as u32),
+                Some(lengths) => lengths.kv.longest,
+            },
+        });
         let sinks = SinkParts::declare(&mut k, &mut c, problem, self.sink_counts(problem));
         let grid = self.row_grid(problem);
         let launch = launch(THREADS, grid, baked.flat, 0);
@@ -38,9 +49,21 @@ impl FusedPlan {
             let rows = Rows { baked, out, d_out, lse, d_lse, tiles, sinks, own };
             rows.clear_sums(k);
             rows.store_numbers(k);
+            if let Some(Additions { order, band, seq_kv }) = additions {
+                let lengths = [rows.own.len(), rows.own.keys(seq_kv)];
+                let thread = k.special(SpecialReg::TidX);
+                order.begin(k, (baked, &band), (&tiles, &own, lengths), thread);
+            }
         };
         Draft::new(k, c, (ENTRY, launch), arch.full_target(), body)
     }
+}
+
+/// The order of additions, and the keys that rows see.
+struct Additions {
+    order: AddOrder,
+    band: KeyBand,
+    seq_kv: R32,
 }
 
 /// The kernel being emitted.

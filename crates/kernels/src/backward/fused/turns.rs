@@ -1,26 +1,31 @@
 //! The loop over query rows for head dims from 65 to 128: the warpgroups take the tensor cores in turn.
 //!
-//! A warpgroup issues dV, dK, S of the next tile, dQ and dP of the next tile one behind the other. Meanwhile
-//! the other warpgroup computes P and dS. Bulk reductions add dQ to the sums, so that no warp waits until it
-//! has issued its additions.
+//! In its turn a warpgroup issues dQ of the tile before, dV and dK, then S and dP of the next tile. Meanwhile
+//! the other warpgroup computes P and dS. dQ needs the dS of both warpgroups: that of the tile before is
+//! there when the turn begins, that of the tile itself would have to be awaited. Bulk reductions add dQ to
+//! the sums. A part is copied to shared memory while dV and dK are computed, and sent with dS of the next
+//! tile: one fence serves both.
 
 use attend::Masker;
-use ptx::{Builder, Global, Pointer};
-use tile::{Accumulate, PingPong, PipelineState, Products, warp_vectors};
+use ptx::{Builder, R64};
+use tile::{Accumulate, Group, PingPong, PipelineState, Products};
 
 use super::consume::{Warpgroup, WarpgroupTiles};
-use super::convert::PART_BYTES;
 use super::emit::Visit;
 use super::plan::ROLES;
 use crate::forward::contract::half;
 
-/// A warpgroup's positions in the rings.
+/// A warpgroup's positions in the rings, and the sums that its parts of dQ belong to.
 struct Positions {
     /// Q of S and dO of dP, one visit ahead of `queries` and `gradients`.
     ahead: [PipelineState; 2],
     queries: PipelineState,
     gradients: PipelineState,
     slot: PipelineState,
+    /// The slot of the visit before.
+    slot_before: PipelineState,
+    /// The sums of dQ of the visit before, and those of the part that waits in shared memory: 0 for none.
+    sums: [R64; 2],
 }
 
 impl Warpgroup<'_> {
@@ -33,18 +38,32 @@ impl Warpgroup<'_> {
             queries: queries.consumer_state(k),
             gradients: gradients.consumer_state(k),
             slot: main.handover().state(k),
+            slot_before: main.handover().state(k),
+            sums: [k.mov(0), k.mov(0)],
         };
         let turns = PingPong::new(k, self.consumer, ROLES.consumers);
         let (mask, mut products) = self.begin(k);
         main.if_visited(k, |k, visit| {
             products.fence(k);
-            self.issue_ahead(k, &mut products, &at);
-            self.issue_dp(k, &mut products, &at);
+            self.issue_scores_ahead(k, &mut products, &at);
+            self.issue_dp_ahead(k, &mut products, &at);
+            // The first turn computes dQ of a dS of zeros, so that the loop has no branch around products.
+            self.tiles.ds.clear_from(k, 0);
+            self.publish(k, &at.slot);
+            at.slot.advance(k);
             k.do_while(|k| {
                 self.visit_in_turn(k, (&mask, &turns), &mut products, (&at, visit));
                 main.is_visit(k, visit)
             });
             k.wgmma_wait(0);
+            products.fence(k);
+            self.issue_dq(k, &mut products, &at);
+            self.order_part(k);
+            self.send_part(k, at.sums[1]);
+            k.wgmma_wait(0);
+            self.stage_part(k);
+            self.order_part(k);
+            self.send_part(k, at.sums[0]);
         });
     }
 
@@ -57,25 +76,34 @@ impl Warpgroup<'_> {
         (at, visit): (&Positions, Visit),
     ) {
         let (main, consumer, operands) = (self.main, self.consumer, &self.operands);
-        let WarpgroupTiles { s, dp, dk, dv, dq, p, ds } = &self.tiles;
+        let WarpgroupTiles { s, dp, dk, dv, p, ds, .. } = &self.tiles;
         let half = half(main.baked);
-        k.wgmma_wait(1); // the scores
+        k.wgmma_wait(0); // the scores and dP
         let numbers = main.numbers(k, consumer, &at.gradients);
         let gradient = main.score_gradient(mask);
         let weights = main.probabilities(k, consumer, &gradient, s, &numbers[0], visit);
-        k.wgmma_wait(0); // dP
         gradient.scores(k, s, &weights, dp, &numbers); //                      14: dS = P ∘ (dP − D)
         dp.round_to(k, half, ds);
         self.publish(k, &at.slot);
+        self.send_part(k, at.sums[1]); // `publish` has ordered the part.
         weights.round_to(k, half, p);
 
         turns.wait(k);
         products.fence(k);
+        let of_dq = self.issue_dq(k, products, at);
         let d_out = operands.gradients[1].stage(k, at.gradients.stage);
         products.wgmma_rs(k, p, d_out, dv, Accumulate::Add); //                   12: dV += Pᵀ dO
         let q = operands.queries[1].stage(k, at.queries.stage);
         products.wgmma_rs(k, ds, q, dk, Accumulate::Add); //                      16: dK += dSᵀ Q
-        let of_dk = products.commit(k);
+        products.commit(k);
+        products.wait(k, of_dq);
+        self.stage_part(k);
+        k.wgmma_wait(0);
+        // All lanes have read their numbers: `publish` has synchronised the warp.
+        let [queries, _, _, gradients] = &main.rings;
+        for (ring, at) in [(queries, at.queries), (gradients, at.gradients)] {
+            ring.pipeline.consumer_release(k, &at, consumer.elected);
+        }
         // After the last visit, its S and dP are computed once more, so that the loop has no branch around
         // products.
         let ended = main.is_last(k, visit);
@@ -84,32 +112,24 @@ impl Warpgroup<'_> {
                 ahead.move_to(k, current);
             }
         });
-        self.issue_ahead(k, products, at);
-        products.wait(k, of_dk);
-        // All lanes have read their numbers: `publish` has synchronised the warp.
-        let [queries, _, _, gradients] = &main.rings;
-        for (ring, at) in [(queries, at.queries), (gradients, at.gradients)] {
-            ring.pipeline.consumer_release(k, &at, consumer.elected);
-        }
-        let all_ds = self.all_ds(k, &at.slot);
-        products.wgmma_ss(k, all_ds, operands.keys, dq, Accumulate::Set); //      15: dQ = dS K
-        products.commit(k);
+        products.fence(k);
+        self.issue_scores_ahead(k, products, at);
+        self.issue_dp_ahead(k, products, at);
         turns.arrive(k);
         for at in [at.slot, at.queries, at.gradients] {
             at.advance(k);
         }
-        k.wgmma_wait(0);
-        let place = main.place(k, visit);
-        let sums = main.params.row_tiles.sums(k, place);
-        self.stage_part(k);
-        products.fence(k);
-        self.issue_dp(k, products, at);
-        self.send_part(k, sums);
+        k.mov_to(at.sums[1], at.sums[0]);
+        if self.outbox.is_none() {
+            let place = main.place(k, visit);
+            let sums = main.params.row_tiles.sums(k, place);
+            k.mov_to(at.sums[0], sums.base);
+        }
         main.advance(k, visit);
     }
 
     /// Issues S of the visit ahead, once its Q has arrived.
-    fn issue_ahead(&self, k: &mut Builder, products: &mut Products, at: &Positions) {
+    fn issue_scores_ahead(&self, k: &mut Builder, products: &mut Products, at: &Positions) {
         let [queries, ..] = &self.main.rings;
         let [at, _] = &at.ahead;
         queries.pipeline.consumer_wait(k, at);
@@ -120,7 +140,7 @@ impl Warpgroup<'_> {
     }
 
     /// Issues dP of the visit ahead, once its dO has arrived.
-    fn issue_dp(&self, k: &mut Builder, products: &mut Products, at: &Positions) {
+    fn issue_dp_ahead(&self, k: &mut Builder, products: &mut Products, at: &Positions) {
         let [.., gradients] = &self.main.rings;
         let [_, at] = &at.ahead;
         gradients.pipeline.consumer_wait(k, at);
@@ -131,29 +151,11 @@ impl Warpgroup<'_> {
         products.commit(k);
     }
 
-    /// Copies the warp's part of dQ to shared memory, once the part before it has been read from there.
-    fn stage_part(&self, k: &mut Builder) {
-        let threads = &self.consumer.threads;
-        let staged = k.shared_index(self.main.staging, threads.row_warp, PART_BYTES);
-        let own = k.shared_index(staged, threads.lane, 16);
-        k.guarded(self.consumer.elected, |k| k.bulk_wait_read(0));
-        k.warp_sync();
-        for (n, &tile) in (0..).zip(self.tiles.dq.tiles()) {
-            k.st_vec(own.at(warp_vectors(n)), tile);
-        }
-    }
-
-    /// Sends the warp's part of dQ from shared memory to the sums. The next product is issued first, because
-    /// the fence waits for the stores.
-    fn send_part(&self, k: &mut Builder, sums: Global) {
-        let warp = self.consumer.threads.row_warp;
-        let staged = k.shared_index(self.main.staging, warp, PART_BYTES);
-        let to = k.index(sums, warp, PART_BYTES);
-        k.fence_proxy_async_shared();
-        k.warp_sync();
-        k.guarded(self.consumer.elected, |k| {
-            k.bulk_add(to, staged, PART_BYTES);
-            k.bulk_commit();
-        });
+    /// Issues dQ of the visit before.
+    fn issue_dq(&self, k: &mut Builder, products: &mut Products, at: &Positions) -> Group {
+        let all_ds = self.all_ds(k, &at.slot_before);
+        at.slot_before.advance(k);
+        products.wgmma_ss(k, all_ds, self.operands.keys, &self.tiles.dq, Accumulate::Set); // 15: dQ = dS K
+        products.commit(k)
     }
 }

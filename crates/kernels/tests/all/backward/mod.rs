@@ -2,5 +2,6 @@
 //! rounding of P, dS, O and of the results.
 
 mod fused;
+mod ordered;
 pub mod reference;
 mod split;
