@@ -89,10 +89,17 @@ pub fn bars(bars: &[Bar]) -> Markup {
     in_both_widths(|width| bars_within(bars, width))
 }
 
-/// Times of one problem, a name and a value per library, each for a bar.
+/// Figures of one problem, a name and a value per library, each for a bar.
 pub struct Compared {
     pub title: String,
-    pub times: Vec<(String, f64)>,
+    pub values: Vec<(String, f64)>,
+}
+
+/// The unit of the bars, and the value of a bar of the whole width; `None` for each problem's longest.
+#[derive(Clone, Copy)]
+pub struct Bars {
+    pub unit: &'static str,
+    pub full: Option<f64>,
 }
 
 /// Width of a chart in a file of its own: about that of a telephone's screen, which would show a wider chart
@@ -100,25 +107,25 @@ pub struct Compared {
 const ALONE: f64 = 420.0;
 
 /// Bars that start at 0, with their own figures, in one width, for a file of its own, whose text is as large
-/// as the document's where there is room. The longest bar of each problem has the whole width. The first
-/// library's bar is highlighted.
-pub fn compared(problems: &[Compared]) -> Markup {
+/// as the document's where there is room. The first library's bar is highlighted.
+pub fn compared(problems: &[Compared], scale: Bars) -> Markup {
     let title_at =
-        |i: usize| 30.0 * i as f64 + ROW * problems[..i].iter().map(|p| p.times.len()).sum::<usize>() as f64;
+        |i: usize| 30.0 * i as f64 + ROW * problems[..i].iter().map(|p| p.values.len()).sum::<usize>() as f64;
     let height = title_at(problems.len()) + 8.0;
-    let start = start(problems.iter().flat_map(|p| &p.times).map(|(name, _)| name.as_str()));
+    let start = start(problems.iter().flat_map(|p| &p.values).map(|(name, _)| name.as_str()));
     let span = ALONE - start - 70.0;
     html! {
         svg.chart viewBox=(format!("0 0 {ALONE} {height}")) width=(ALONE) height=(height) role="img" {
             @for (i, problem) in problems.iter().enumerate() {
-                @let longest = problem.times.iter().map(|(_, us)| *us).fold(f64::MIN_POSITIVE, f64::max);
+                @let longest = problem.values.iter().map(|(_, value)| *value).fold(f64::MIN_POSITIVE, f64::max);
+                @let full = scale.full.unwrap_or(longest);
                 text.title x="10" y=(title_at(i) + 21.0) { (problem.title) }
-                @for (j, (name, us)) in problem.times.iter().enumerate() {
+                @for (j, (name, value)) in problem.values.iter().enumerate() {
                     @let y = title_at(i) + 30.0 + ROW * j as f64;
                     text.name x=(start - 8.0) y=(y + 17.0) text-anchor="end" { (name) }
                     rect class=(if j == 0 { "bar measured" } else { "bar peer" }) x=(start) y=(y + 4.0)
-                        height=(ROW - 8.0) width=((us / longest * span).max(1.0)) {}
-                    text.value x=(start + us / longest * span + 8.0) y=(y + 17.0) { (short(*us)) " µs" }
+                        height=(ROW - 8.0) width=((value / full * span).max(1.0)) {}
+                    text.value x=(start + value / full * span + 8.0) y=(y + 17.0) { (short(*value)) " " (scale.unit) }
                 }
             }
         }
@@ -397,9 +404,10 @@ mod tests {
         let times: Vec<(String, f64)> = times.iter().map(|(name, us)| ((*name).to_owned(), *us)).collect();
         let problem = |scale: f64| Compared {
             title: "bf16 B16 H32/8 S16384×16384 D128 causal".to_owned(),
-            times: times.iter().map(|(name, us)| (name.clone(), us * scale)).collect(),
+            values: times.iter().map(|(name, us)| (name.clone(), us * scale)).collect(),
         };
-        let svg = compared(&[problem(1.0), problem(0.1)]).into_string();
+        let own = Bars { unit: "µs", full: None };
+        let svg = compared(&[problem(1.0), problem(0.1)], own).into_string();
         let attribute = |text: &str, name: &str| -> f64 {
             let from = text.split_once(&format!("{name}=\"")).unwrap().1;
             from.split_once('"').unwrap().0.parse().unwrap()
@@ -422,7 +430,11 @@ mod tests {
             );
         }
         assert_eq!((of("name").count(), of("value").count()), (4, 4));
-        assert_eq!(compared(&[problem(0.0)]).into_string().matches("<rect").count(), 2);
+        let common = compared(&[problem(1.0)], Bars { unit: "TB/s", full: Some(19_980.0) }).into_string();
+        assert!(common.contains("9990 TB/s") && !common.contains("µs"), "{common}");
+        let longest = common.split("<rect ").nth(2).unwrap();
+        assert!((attribute(longest, " width") - widths[1] / 2.0).abs() < 0.01, "{longest}");
+        assert_eq!(compared(&[problem(0.0)], own).into_string().matches("<rect").count(), 2);
     }
 
     #[test]

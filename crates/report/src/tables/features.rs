@@ -20,7 +20,7 @@ pub(super) const SUITE: &str = "features";
 /// The newest run of a problem.
 pub(super) struct Newest<'a> {
     pub(super) own: &'a Named,
-    others: Vec<&'a Named>,
+    pub(super) others: Vec<&'a Named>,
     /// The fastest peer's time as a multiple of FlashCore's, with the ends of its interval.
     pub(super) against: Option<(f64, f64, f64)>,
 }

@@ -19,6 +19,7 @@
 //! newest run.
 
 mod accuracy;
+mod bandwidth;
 mod evolution;
 mod features;
 mod first_call;
@@ -270,6 +271,11 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             if suite == accuracy::SUITE {
                 let (text, curves) = accuracy::table(&file)?.ok_or_else(none)?;
                 let shown = picture("error of 8-bit attention over the number of keys", curves);
+                return Ok(format!("{shown}\n\n{text}"));
+            }
+            if suite == bandwidth::SUITE {
+                let (text, rates) = bandwidth::table(&file)?.ok_or_else(none)?;
+                let shown = picture("rates of reading a cache in decode", rates);
                 return Ok(format!("{shown}\n\n{text}"));
             }
             if suite == evolution::SUITE {

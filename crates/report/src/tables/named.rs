@@ -21,6 +21,8 @@ pub(super) struct Named {
     pub(super) ratio_low: Option<f64>,
     pub(super) ratio_high: Option<f64>,
     pub(super) fault: Option<String>,
+    /// The rate at which the kernel reads what it must, where reading limits it.
+    tb_per_s: Option<f64>,
     device: String,
     driver: String,
     pub(super) commit: Option<String>,
@@ -31,6 +33,15 @@ pub(super) struct Named {
 impl Named {
     pub(super) fn is_ours(&self) -> bool {
         self.implementation == OURS
+    }
+
+    /// The rate of reading, TB/s, if the output was right.
+    pub(super) fn rate(&self) -> Option<f64> {
+        self.tb_per_s.filter(|_| self.fault.is_none())
+    }
+
+    pub(super) fn device(&self) -> &str {
+        &self.device
     }
 
     /// The median time as `number` writes it, or that the output was wrong.

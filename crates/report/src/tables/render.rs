@@ -1,7 +1,7 @@
 //! Renders entries as Markdown and as a picture.
 
 use super::{Entry, Problem, Row};
-use crate::chart::{Compared, compared, standalone};
+use crate::chart::{Bars, Compared, compared, standalone};
 use crate::panels::{Panel, Scale, panels};
 use bench::Mode;
 
@@ -307,17 +307,17 @@ fn times(entries: &[Entry]) -> Option<String> {
                 let row = entry.peers.iter().find(|row| row.implementation == *name)?;
                 Some((library(name), counts(row)?))
             });
-            let times =
+            let values =
                 std::iter::once(("FlashCore".to_owned(), counts(&entry.ours)?)).chain(of_peers).collect();
-            Some(Compared { title: title(&entry.ours.problem), times })
+            Some(Compared { title: title(&entry.ours.problem), values })
         })
         .collect();
-    (!problems.is_empty()).then(|| standalone(&compared(&problems)))
+    (!problems.is_empty()).then(|| standalone(&compared(&problems, Bars { unit: "µs", full: None })))
 }
 
 /// A library's name and version for a picture: in the words of its users, and without the build of the
 /// version.
-fn library(name: &str) -> String {
+pub(super) fn library(name: &str) -> String {
     const WORDS: [(&str, &str); 6] = [
         ("sdpa-flash", "PyTorch flash"),
         ("sdpa-cudnn", "PyTorch cuDNN"),
