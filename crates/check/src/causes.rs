@@ -72,6 +72,8 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
     for hazard in hazards {
         let lines = (sources.line(hazard.line), hazard.other_line.and_then(|line| sources.line(line)));
         let other = hazard.other_line.map(|line| spot(line, &lines.1));
+        // The copies of an instruction in an unrolled loop are one.
+        let is_one = other.as_ref().is_none_or(|other| *other == spot(hazard.line, &lines.0));
         let symmetric = matches!(
             hazard.kind,
             HazardKind::Race | HazardKind::WarpOrder | HazardKind::CasSeed | HazardKind::UnusedRead
@@ -84,7 +86,7 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
         let pair = (hazard.line, hazard.other_line);
         let language = KernelLanguage::of(lines.0.as_ref(), &ptx);
         let texts = [text(hazard.line), hazard.other_line.and_then(text)];
-        let overwrite = is_overwrite(hazard, &texts);
+        let overwrite = is_overwrite(hazard, is_one, &texts);
         if let Some(&at) = known.get(&key) {
             found[at].count += hazard.count;
             found[at].ptx_lines.push(pair);
@@ -165,8 +167,9 @@ const fn rank(kind: HazardKind) -> u32 {
 }
 
 /// Whether two threads store to one element of global memory, by one instruction or in two CTAs: the index of
-/// one is wrong, as where a bound is missing. `texts` are the two instructions.
-fn is_overwrite(hazard: &Hazard, texts: &[Option<String>; 2]) -> bool {
+/// one is wrong, as where a bound is missing. `texts` are the two instructions, and `is_one` says that they are
+/// one.
+fn is_overwrite(hazard: &Hazard, is_one: bool, texts: &[Option<String>; 2]) -> bool {
     let is_store = |text: &Option<String>| {
         text.as_ref().is_some_and(|text| text.split_whitespace().any(|word| word.starts_with("st.")))
     };
@@ -174,7 +177,7 @@ fn is_overwrite(hazard: &Hazard, texts: &[Option<String>; 2]) -> bool {
     hazard.kind == HazardKind::Race
         && hazard.place.as_ref().is_some_and(|place| place.space == Space::Global)
         && texts.iter().all(is_store)
-        && (!in_one_cta || hazard.other_line == Some(hazard.line))
+        && (!in_one_cta || is_one)
 }
 
 /// The usual fix of a hazard.
@@ -395,7 +398,8 @@ mod tests {
     #[test]
     fn an_element_of_two_writers_is_told_from_a_sum() {
         let ptx = ".version 7.0\n.target sm_80\n.visible .entry k()\n{\n.loc 1 5 1\nld.global.f32 %f0, [%rd0];\n\
-            st.global.f32 [%rd0], %f0;\nred.global.add.f32 [%rd0], %f0;\nret;\n}\n.file 1 \"a.cu\"\n";
+            st.global.f32 [%rd0], %f0;\nred.global.add.f32 [%rd0], %f0;\nst.global.f32 [%rd0+4], %f0;\n\
+            .loc 1 6 1\nst.global.f32 [%rd0], %f0;\nret;\n}\n.file 1 \"a.cu\"\n";
         let told = |lines: &[(u32, u32)], ctas: [u64; 2], space| {
             let of = |&(line, other): &(u32, u32)| {
                 let mut hazard = hazard(HazardKind::Race, line, Some(other), [0, 1]);
@@ -412,11 +416,14 @@ mod tests {
         let one_writer = "let one thread write each element";
         assert_eq!(told(&[(7, 7)], [0, 1], Space::Global), one_writer);
         assert_eq!(told(&[(7, 7)], [0, 0], Space::Global), one_writer);
+        // Line 9 is a copy of line 7 in an unrolled loop.
+        assert_eq!(told(&[(7, 9)], [0, 0], Space::Global), one_writer);
         for (lines, ctas, space, part) in [
             (&[(7, 7), (6, 7)][..], [0, 1], Space::Global, "use an atomic"),
             (&[(6, 7), (7, 7)], [0, 1], Space::Global, "use an atomic"),
             (&[(7, 8)], [0, 1], Space::Global, "use an atomic"),
             (&[(7, 7)], [0, 0], Space::Shared, "put __syncthreads()"),
+            (&[(7, 11)], [0, 0], Space::Global, "put __syncthreads()"),
         ] {
             assert!(told(lines, ctas, space).starts_with(part), "{lines:?}: {}", told(lines, ctas, space));
         }

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use capture::{LIBRARY, Record, protocol};
+use capture::{Record, protocol};
 use check::names::demangle;
 use host::store;
 use serde_json::{Value, json};
@@ -30,13 +30,13 @@ struct Selected {
 }
 
 pub fn capture(args: &Capture) -> Result<Status, CliError> {
-    if LIBRARY.is_empty() {
+    let Some(preload) = capture::library() else {
         return Err(CliError::Argument {
             argument: "capture",
             value: std::env::consts::OS.to_owned(),
             accepted: "Linux with glibc on x86-64 or aarch64".to_owned(),
         });
-    }
+    };
     let records = args.out.join(RECORDS);
     let write = |path: &Path| {
         let path = path.to_path_buf();
@@ -47,7 +47,7 @@ pub fn capture(args: &Capture) -> Result<Status, CliError> {
     std::fs::create_dir_all(&records).map_err(write(&records))?;
     let records = std::path::absolute(&records).map_err(write(&records))?;
     let library = records.join("libflashcore_capture.so");
-    store::write(&library, LIBRARY)?;
+    store::write(&library, &preload)?;
     let ended = run(args, &records, &library);
     let made = ended.and_then(|ended| Ok((ended, converted(args, &records)?, counts(&records)?)));
     let _ = std::fs::remove_dir_all(&records);

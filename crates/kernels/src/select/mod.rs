@@ -6,6 +6,7 @@
 mod correction;
 mod distance;
 mod model;
+mod shipped;
 mod structure;
 mod sweep;
 mod table;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Device;
 use super::correction::{self, Errors, FeaturePlace};
 use super::model::{self, TERMS, Terms};
+use super::shipped;
 use super::structure::Structure;
 use crate::{Arch, Plan};
 
@@ -163,7 +164,7 @@ impl Sweep {
     /// The shipped rows.
     pub fn builtin() -> &'static Sweep {
         static SWEEP: OnceLock<Sweep> = OnceLock::new();
-        SWEEP.get_or_init(|| Sweep::parse(include_str!("../../tuned/sweep.jsonl")).unwrap_or_default())
+        SWEEP.get_or_init(|| Sweep::parse(&shipped::SWEEP.text()).unwrap_or_default())
     }
 
     /// Reads a table.

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use problem::Shape;
 use serde::{Deserialize, Serialize};
 
+use super::shipped;
 use super::sweep::Sweep;
 use crate::{Arch, Family, KernelError, Plan};
 
@@ -101,17 +102,14 @@ pub struct TunedTable {
     sweep: Option<&'static Sweep>,
 }
 
-/// The tables that ship with the crate, one per device.
-const SHIPPED: [&str; 2] =
-    [include_str!("../../tuned/h200.jsonl"), include_str!("../../tuned/predicted.jsonl")];
-
 impl TunedTable {
     /// The shipped rows. Invalid lines are skipped here, but fail this crate's tests.
     pub fn builtin() -> &'static TunedTable {
         static TABLE: OnceLock<TunedTable> = OnceLock::new();
-        TABLE.get_or_init(|| TunedTable {
-            rows: SHIPPED.into_iter().flat_map(lines).filter_map(|(_, row)| row.ok()).collect(),
-            sweep: Some(Sweep::builtin()),
+        TABLE.get_or_init(|| {
+            let valid = |text: String| lines(&text).filter_map(|(_, row)| row.ok()).collect::<Vec<_>>();
+            let rows = shipped::TUNED.into_iter().flat_map(|table| valid(table.text()));
+            TunedTable { rows: rows.collect(), sweep: Some(Sweep::builtin()) }
         })
     }
 
@@ -166,8 +164,8 @@ mod tests {
     #[test]
     fn every_shipped_line_is_a_row() {
         let mut count = 0;
-        for text in SHIPPED {
-            count += TunedTable::parse(text).unwrap().rows().len();
+        for table in shipped::TUNED {
+            count += TunedTable::parse(&table.text()).unwrap().rows().len();
         }
         assert_eq!(TunedTable::builtin().rows().len(), count);
     }
