@@ -2,7 +2,7 @@
 
 use std::iter;
 
-use emu::Schedule;
+use emu::{HazardKind, Schedule};
 use flashcore_check::gate::{Settings, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
 use judge::inputs::Style;
@@ -95,6 +95,28 @@ fn gradients_of_sinks_are_right_in_the_fused_family() {
         let p = p.with_layout(Layout::Bhsd).with_band(Band::CAUSAL).with_pass(pass);
         let plan = Plan::BackwardFused(FusedPlan::default_for(&p, &Arch::SM_90));
         check_on(&p, &plan, number, &Arch::SM_90);
+    }
+}
+
+/// The Hopper family passes with any number of resident CTAs, whichever starts first. A note says that its dQ
+/// depends on the order of CTAs, unless the pass has to be deterministic.
+#[test]
+fn only_deterministic_gradients_of_the_fused_family_have_no_note() {
+    for (pass, dim) in [
+        (Pass::BACKWARD, 64),
+        (Pass::DETERMINISTIC, 64),
+        (Pass::DETERMINISTIC, 128),
+        (Pass::DETERMINISTIC, 256),
+    ] {
+        let problem = Problem::new(1, 1, 200, dim, DType::Bf16).with_seq_kv(300, Layout::Bhsd);
+        let problem = problem.with_pass(pass);
+        let plan = Plan::BackwardFused(FusedPlan::default_for(&problem, &Arch::SM_90));
+        let bound = bind(&plan, &problem, &Arch::SM_90).unwrap();
+        let settings = Settings { lagging: true, ..Settings::quick().first_run() };
+        let report = check_kernel(&bound, &settings).unwrap();
+        passes(&report, &plan);
+        let notes = report.notes.iter().filter(|note| note.kind == HazardKind::Nondeterministic);
+        assert_eq!(notes.count() == 0, pass.deterministic(), "{plan:?}: {:?}", report.notes);
     }
 }
 
