@@ -136,7 +136,8 @@ pub(crate) fn check_lengths(problem: &Problem, block_m: u32, heads: u32) -> Resu
 /// lengths of that side are uneven.
 pub(crate) fn check_ragged(problem: &Problem, tensor: Tensor, family: &'static str) -> Result<(), PlanError> {
     let (uneven, with) = if tensor.is_of_keys() {
-        (keys_are_uneven(problem), "with uneven keys")
+        let pages = problem.storage.pages().is_some();
+        (keys_are_uneven(problem) || pages, if pages { "with keys in pages" } else { "with uneven keys" })
     } else {
         (!problem.lengths.q.is_even(), "with uneven queries")
     };

@@ -26,6 +26,7 @@ mod wgmma;
 mod wgmma_forward;
 mod wgmma_fp8;
 mod wgmma_needed;
+mod wgmma_pages;
 mod wgmma_tables;
 mod wgmma_tail;
 mod wide_logits;

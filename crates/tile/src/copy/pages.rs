@@ -26,10 +26,15 @@ impl RowPages {
         let index = divide(k, row, self.rows);
         let at = k.index(self.table, index, 4);
         let entry = k.ld_read_only(Type::U32, at);
-        // A negative entry is a large unsigned number.
-        let page = k.min_u(entry, self.last);
+        let page = self.page(k, entry);
         let before = if self.rows == 1 { index } else { k.mul(index, self.rows) };
         [page, k.sub(row, before)]
+    }
+
+    /// The page that an entry of the table stands for.
+    pub fn page(&self, k: &mut Builder, entry: R32) -> R32 {
+        // A negative entry is a large unsigned number.
+        k.min_u(entry, self.last)
     }
 }
 

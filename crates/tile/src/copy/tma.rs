@@ -58,7 +58,7 @@ impl SwizzledTile {
             (
                 vec![columns, RAGGED_ROWS.into(), heads, SHIFTS, SHIFTS],
                 vec![of_row, of_head, of_row, FULL_TURN - of_row],
-                vec![self.panel(), self.rows, 1, 1, 1],
+                vec![self.panel(), self.box_rows(), 1, 1, 1],
             )
         } else if self.heads > 1 {
             (
@@ -76,7 +76,7 @@ impl SwizzledTile {
             (
                 vec![columns, rows, heads, batch],
                 vec![of_row, of_head, of_batch],
-                vec![self.panel(), self.rows / self.parts, 1, 1],
+                vec![self.panel(), self.box_rows() / self.parts, 1, 1],
             )
         };
         TensorMapSpec {
@@ -104,14 +104,30 @@ impl SwizzledTile {
         [row, head, batch]: [Src<R32>; 3],
         barrier: Shared,
     ) {
-        let options = BulkOptions::default();
+        debug_assert!(self.boxes == 1, "each box has a place of its own");
         if self.whole() {
-            k.tma_load(to, map, &[0.into(), row, 0.into(), head, batch], barrier, options);
-            return;
+            let place = [0.into(), row, 0.into(), head, batch];
+            return k.tma_load(to, map, &place, barrier, BulkOptions::default());
         }
         if self.along_columns {
             return self.load_at(k, to, map, [row, 0.into(), head, batch], barrier);
         }
+        self.load_box(k, (to, 0), map, [row, head, batch], barrier);
+    }
+
+    /// Loads box `index` of the tile at `to` asynchronously, from the place that [`SwizzledTile::load`]
+    /// describes. Run by one thread.
+    pub fn load_box(
+        self,
+        k: &mut Builder,
+        (to, index): (Shared, u32),
+        map: TensorMapPtr,
+        [row, head, batch]: [Src<R32>; 3],
+        barrier: Shared,
+    ) {
+        debug_assert!(!self.whole() && !self.along_columns, "the map has boxes of a panel");
+        let options = BulkOptions::default();
+        let to = to.at(i64::from(index * self.box_rows() * self.row_bytes()));
         for panel in 0..self.panels() {
             let to = to.at(i64::from(panel * self.panel_bytes()));
             let column = Src::from(panel * self.panel());

@@ -20,6 +20,9 @@ pub struct SwizzledTile {
     /// Number of CTAs of a cluster that each request an equal part of the rows, a power of two; 1 if one CTA
     /// requests all rows.
     pub parts: u32,
+    /// Number of boxes in which the rows are loaded, each from a place of its own
+    /// ([`SwizzledTile::load_box`]); 1 if one copy loads all rows of a panel.
+    pub boxes: u32,
     /// Number of packed heads (pack-GQA): this many consecutive rows are one sequence position of
     /// neighbouring heads; 1 without packing.
     pub heads: u32,
@@ -48,6 +51,7 @@ impl SwizzledTile {
             rows,
             columns,
             parts: 1,
+            boxes: 1,
             heads: 1,
             ragged: false,
             element: 2,
@@ -72,6 +76,12 @@ impl SwizzledTile {
     #[must_use]
     pub const fn in_parts(self, parts: u32) -> SwizzledTile {
         SwizzledTile { parts, ..self }
+    }
+
+    /// The tile with its rows in `boxes` boxes. Each box has a multiple of 8 rows.
+    #[must_use]
+    pub const fn in_boxes(self, boxes: u32) -> SwizzledTile {
+        SwizzledTile { boxes, ..self }
     }
 
     /// The tile with the rows of `heads` heads packed. `heads` divides the tile's rows and the tensor's
@@ -113,6 +123,11 @@ impl SwizzledTile {
         self.columns.div_ceil(self.panel())
     }
 
+    /// Rows of a box.
+    pub const fn box_rows(self) -> u32 {
+        self.rows / self.boxes
+    }
+
     /// Bytes from one panel to the next.
     pub const fn panel_bytes(self) -> u32 {
         self.rows * self.row_bytes()
@@ -142,7 +157,7 @@ impl SwizzledTile {
     /// would read into the next row, so each panel needs its own copy.
     pub(crate) const fn whole(self) -> bool {
         let plain = self.heads == 1 && self.parts == 1 && !self.ragged && !self.along_columns;
-        self.columns.is_multiple_of(self.panel()) && plain && !self.clipped
+        self.columns.is_multiple_of(self.panel()) && plain && !self.clipped && self.boxes == 1
     }
 }
 

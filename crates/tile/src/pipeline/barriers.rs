@@ -178,6 +178,26 @@ impl TileRing {
         at.advance(k);
     }
 
+    /// Like [`TileRing::request`], for a tile whose boxes each have a place of their own, which `from` gives.
+    pub fn request_boxes(
+        &self,
+        k: &mut Builder,
+        at: &PipelineState,
+        map: TensorMapPtr,
+        mut from: impl FnMut(&mut Builder, u32) -> [Src<R32>; 3],
+    ) {
+        self.pipeline.producer_acquire(k, at);
+        let (to, full) = self.expect(k, at);
+        for index in 0..self.tile.boxes {
+            let from = from(k, index);
+            match self.tile.boxes {
+                1 => self.tile.load(k, to, map, from, full),
+                _ => self.tile.load_box(k, (to, index), map, from, full),
+            }
+        }
+        at.advance(k);
+    }
+
     /// Like [`TileRing::request`], together with `bytes` bytes, a multiple of 16, of global memory. The bytes
     /// go to a place of their own for each stage, from `first` on.
     pub fn request_beside(

@@ -33,6 +33,7 @@ impl WgmmaPlan {
         self.check_genes(problem)?;
         self.check_share(problem)?;
         self.check_uneven(problem)?;
+        self.check_pages(problem, FAMILY)?;
         self.check_lists(problem)?;
         self.check_tables(problem, FAMILY)?;
         self.check_resources(problem, arch)?;

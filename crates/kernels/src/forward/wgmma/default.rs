@@ -193,7 +193,7 @@ impl WgmmaPlan {
         if self.tables == Tables::Shared {
             self = self.with_shared_tables(problem);
         }
-        self = self.fitted_to_fp8(problem);
+        self = self.fitted_to_fp8(problem).fitted_to_pages(problem);
         self.rescale = self.rescale.within(problem.dtypes.weights(), self.sums);
         if self.store.by_tma() && self.check_bulk_store(problem).is_err() {
             self.store = Store::Direct;

@@ -28,6 +28,7 @@ impl FamilyPlan for WgmmaPlan {
             fp8: true,
             scales: true,
             block_scales: true,
+            pages: true,
             ..Features::default()
         }
     }

@@ -6,6 +6,7 @@ use ptx::{Access, Builder, Dim3, F32, Global, Launch, R32, R64, TensorMapPtr};
 use tile::{BulkStore, COUNTER_BYTES, Handout, Pieces, RowStore, StreamK, SwizzledTile, Tail, TileGrid};
 
 use super::fp8::transposes_values;
+use super::pages::boxes;
 use super::plan::WgmmaPlan;
 use super::transpose::TransposedValues;
 use crate::contract::Contract;
@@ -14,7 +15,7 @@ use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, factor_or_least, misaligned, out_half,
 };
 use crate::forward::descale::{ScoreDescale, ValueDescale};
-use crate::forward::lengths::{batch_rows, blocks_divide, declare_lengths};
+use crate::forward::lengths::{PageTable, batch_rows, blocks_divide, declare_lengths};
 use crate::forward::lists::ListTiles;
 use crate::forward::programs::declare_programs;
 use crate::grid::Extents;
@@ -97,7 +98,10 @@ impl WgmmaPlan {
     /// Tiles of Q, K and V as the kernel loads them.
     pub(super) fn loaded_tiles(&self, baked: &Baked) -> [SwizzledTile; 3] {
         let [q, key, value] = self.tile_shapes(baked);
-        [q, key, value.ragged(baked.keys_are_uneven())]
+        let boxes = baked.pages.map_or(1, |rows| boxes(rows, self.block_n));
+        // Rows of a page beyond the last key may hold anything.
+        let ragged = baked.keys_are_uneven() || baked.pages.is_some();
+        [q, key.in_boxes(boxes), value.in_boxes(boxes).ragged(ragged)]
     }
 }
 
@@ -115,6 +119,7 @@ pub(super) struct Params {
     pub(super) seq_q: R32,
     pub(super) seq_kv: R32,
     pub(super) lengths: Option<Lengths>,
+    pub(super) pages: Option<PageTable>,
     /// The batch stride of V in rows, if tiles of V are ragged.
     pub(super) value_batch_rows: Option<R32>,
     /// The batch stride of O in rows, if tiles of O are ragged.
@@ -165,6 +170,7 @@ impl Params {
         let seq_q = c.u32(k, "seq_q", problem.seq_q as u32);
         let seq_kv = c.u32(k, "seq_kv", problem.seq_kv as u32);
         let lengths = declare_lengths(k, c, problem, [seq_q, seq_kv]);
+        let pages = PageTable::declare(k, c, problem);
         let mut rows_of_batch = |name: &str, tensor| c.u32(k, name, batch_rows(problem, tensor) as u32);
         let value_batch_rows = value.ragged.then(|| rows_of_batch("v_batch_rows", Tensor::V));
         let out_batch_rows =
@@ -197,6 +203,7 @@ impl Params {
             seq_q,
             seq_kv,
             lengths,
+            pages,
             value_batch_rows,
             out_batch_rows,
             grid,

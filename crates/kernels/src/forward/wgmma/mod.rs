@@ -26,6 +26,8 @@
 //! tile, and skips tiles without rows. Tiles of packed queries are counted over all sequences
 //! ([`attend::Lengths::tile`]). Values beyond a sequence's end are loaded as zeros
 //! ([`tile::SwizzledTile::ragged_at`]).
+//!
+//! Keys and values in pages are loaded in boxes of rows of one page (`pages.rs`).
 
 mod check;
 mod consumer;
@@ -37,6 +39,7 @@ mod fp8;
 mod launch;
 mod lengths;
 mod memory;
+mod pages;
 mod plan;
 mod produce;
 mod rows;

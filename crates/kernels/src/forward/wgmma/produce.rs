@@ -32,6 +32,7 @@ impl Forward<'_> {
                 Some(list) => (0.into(), list.count),
             };
             let key_head = self.key_head(k, tile);
+            let pages = self.pages(k, tile);
             let in_sequence = rows.position(k, rows.first);
             let position = self.row_of_sequence(k, tile, in_sequence);
             let table_places = self.table_places(k, tile, &rows);
@@ -42,6 +43,10 @@ impl Forward<'_> {
             let request = |k: &mut Builder, ring: &TileRing, at, map, block: R32, part: [Src<R32>; 2]| {
                 let block = list.map_or(block, |list| list.block(k, block));
                 let first = k.mul(block, self.plan.block_n);
+                if let Some(pages) = &pages {
+                    let [head, _] = part;
+                    return self.request_pages(k, (ring, at, map), (tile, pages), first, head);
+                }
                 let from = self.key_place(k, tile, ring.tile.ragged, first, part);
                 ring.request(k, at, map, from);
             };
