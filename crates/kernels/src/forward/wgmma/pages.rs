@@ -16,6 +16,9 @@ use crate::PlanError;
 
 /// The largest number of boxes of a block: the producer holds a page number for each.
 const MOST_BOXES: u32 = 16;
+/// Registers of a producer thread that holds the page numbers of a block, and the place of the next tile
+/// while it searches for it.
+const PAGING_REGISTERS: u32 = 56;
 /// Rows of the swizzle atom, which a box must not cut.
 const ATOM_ROWS: u32 = 8;
 
@@ -59,10 +62,13 @@ impl WgmmaPlan {
     }
 
     /// The plan with blocks of as many keys as few boxes hold: blocks of a multiple of 32 keys where pages
-    /// have 32 rows or a multiple.
+    /// have 32 rows or a multiple. The producer gets the registers for the page numbers.
     pub(super) fn fitted_to_pages(mut self, problem: &Problem) -> WgmmaPlan {
         let Some(pages) = problem.storage.pages() else { return self };
         self.cluster = 1;
+        if self.resident_ctas == 1 {
+            self.producer_registers = Some(PAGING_REGISTERS);
+        }
         let rows = pages.rows as u32;
         let step = common_divisor(rows, 32).max(16);
         let fits = |keys: &u32| keys.is_multiple_of(step) && boxes(rows, *keys) <= MOST_BOXES;
