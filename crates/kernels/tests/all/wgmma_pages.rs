@@ -56,6 +56,10 @@ fn defaults_assemble_without_spills() {
             cases.extend([even.with_lse(true), packed]);
         }
     }
+    // Fewer consumers than the head dim has by default.
+    for rows in [64, 128] {
+        cases.push(Problem { batch: 16, ..chunk(rows, 16, 64, Band::CAUSAL) });
+    }
     let kernels = each(&cases, |problem| {
         let plan = Plan::Wgmma(default_plan(problem));
         emit(problem, &plan, &ARCH).unwrap_or_else(|error| panic!("{plan:?}: {error}")).kernel(0)

@@ -40,10 +40,11 @@ impl Builder {
         self.op(Op::Setmaxnreg(RegisterChange::Dec), [Src::<R32>::from(registers).into()]);
     }
 
-    /// True in exactly one lane of the warp, the elected lane.
-    pub fn elect(&mut self) -> Pred {
+    /// True in exactly one of the lanes of the mask `lanes`, the elected lane. These lanes, and no others,
+    /// execute the instruction.
+    pub fn elect(&mut self, lanes: u32) -> Pred {
         let pred: Pred = self.reg();
-        let mask: Src<R32> = u32::MAX.into();
+        let mask: Src<R32> = lanes.into();
         self.op(Op::Elect, [Operand::Pair(None, Some(super::Value::reg(pred))), mask.into()]);
         pred
     }

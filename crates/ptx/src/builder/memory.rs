@@ -25,12 +25,6 @@ impl Builder {
         d
     }
 
-    /// Like [`Builder::ld_read_only`], to `d`.
-    pub fn ld_read_only_to<V: Value>(&mut self, d: V, from: Global) {
-        let memory = Memory { non_coherent: true, ..Memory::plain(Global::SPACE, V::TYPE) };
-        self.compute(d, Op::Ld(memory), [Operand::Address(from.address())]);
-    }
-
     /// Loads `N` = 2 or 4 consecutive elements that no thread writes during the kernel to `d`.
     pub fn ld_read_only_vec_to<V: Value, const N: usize>(&mut self, d: [V; N], from: Global) {
         const { assert!(N == 2 || N == 4, "PTX has vectors of 2 and 4") };

@@ -148,7 +148,7 @@ fn hopper() -> Builder {
     k.cluster_wait();
     k.setmaxnreg_dec(232);
     k.griddep_wait();
-    let one = k.elect();
+    let one = k.elect(u32::MAX);
     let both = k.mov::<R16>(3);
     k.guarded(one, |k| {
         k.mbarrier_arrive_expect_tx(bar, 8192);

@@ -128,7 +128,7 @@ impl WgmmaPlan {
         if plan.check_problem(problem).is_err() {
             return plan; // its resource use may overflow
         }
-        plan = plan.filled(problem);
+        plan = plan.filled(problem).fitted_to_pages(problem);
         if plan.store.by_tma() && plan.check_bulk_store(problem).is_err() {
             plan.store = Store::Direct; // the heads are packed
         }

@@ -62,7 +62,10 @@ impl Forward<'_> {
         let tables = self.tables.iter().map(|ring| ring.pipeline);
         roles.prepare(k, rings.into_iter().chain(broadcast).chain(tables)); //    1  barriers
         // The roles exchange registers first: lines 3 and 12.
-        let produce = |k: &mut Builder| self.produce(k); //                       2, 4–10  Q, K and V
+        let produce = |k: &mut Builder| match self.params.pages {
+            None => self.produce(k), //                                           2, 4–10  Q, K and V
+            Some(_) => self.produce_pages(k),
+        };
         let consume = |k: &mut Builder, consumer: &Consumer| {
             self.consume(k, consumer); //                                         11, 13–25
         };

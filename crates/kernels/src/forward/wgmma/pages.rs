@@ -16,8 +16,8 @@ use crate::PlanError;
 
 /// The largest number of boxes of a block: the producer holds a page number for each.
 const MOST_BOXES: u32 = 16;
-/// Registers of a producer thread that holds the page numbers of a block, and the place of the next tile
-/// while it searches for it.
+/// Registers of a producer thread beside two consumers: the page numbers of a block, and the place of the next
+/// tile while it searches for it. With three consumers, their blocks need fewer.
 const PAGING_REGISTERS: u32 = 56;
 /// Rows of the swizzle atom, which a box must not cut.
 const ATOM_ROWS: u32 = 8;
@@ -62,11 +62,11 @@ impl WgmmaPlan {
     }
 
     /// The plan with blocks of as many keys as few boxes hold: blocks of a multiple of 32 keys where pages
-    /// have 32 rows or a multiple. The producer gets the registers for the page numbers.
+    /// have 32 rows or a multiple.
     pub(super) fn fitted_to_pages(mut self, problem: &Problem) -> WgmmaPlan {
         let Some(pages) = problem.storage.pages() else { return self };
         self.cluster = 1;
-        if self.resident_ctas == 1 {
+        if self.consumers == 2 && self.resident_ctas == 1 {
             self.producer_registers = Some(PAGING_REGISTERS);
         }
         let rows = pages.rows as u32;
@@ -78,6 +78,13 @@ impl WgmmaPlan {
 }
 
 impl Forward<'_> {
+    /// The producer, if it loads pages. ptxas makes of each copy a loop over the lanes that may execute it,
+    /// unless it knows that the thread is an elected lane. A block in pages has many copies.
+    pub(super) fn produce_pages(&self, k: &mut Builder) {
+        let alone = k.elect(1);
+        k.if_(alone, |k| self.produce(k));
+    }
+
     /// The pages of the tile's keys, if keys lie in pages.
     pub(super) fn pages(&self, k: &mut Builder, tile: &WorkTile) -> Option<RowPages> {
         Some(self.params.pages?.of_sequence(k, tile.batch, None))
@@ -97,12 +104,13 @@ impl Forward<'_> {
         let first_of = |k: &mut Builder, index: u32| if index == 0 { first } else { k.add(first, index * rows) };
         let mut read = |index| {
             let first = first_of(k, index);
-            // Entries past the length are not read: a box without keys is loaded from page 0.
+            // Entries past the length are not read: a box without keys is loaded from page 0. ptxas would move
+            // non-coherent loads behind the wait.
             let entry: R32 = k.mov(0);
             let exists = k.setp_s(CmpOp::Lt, first, len);
             let index = divide(k, first, pages.rows);
             let from = k.index(pages.table, index, 4);
-            k.guarded(exists, |k| k.ld_read_only_to(entry, from));
+            k.guarded(exists, |k| k.ld_to(entry, from));
             entry
         };
         let entries: Vec<R32> = (0..ring.tile.boxes).map(&mut read).collect();
