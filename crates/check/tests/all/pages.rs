@@ -94,6 +94,8 @@ fn wgmma_loads_pages_in_boxes() {
             let mut problem = problem(page, group, ([20, 90][j % 2], keys), dim, dtype);
             problem.band = [Band::CAUSAL, Band::FULL, Band::window(30, 0)][(i + j) % 3];
             problem.lengths.kv.used = j != 4;
+            problem.score.sink = j == 2;
+            problem.score.softcap = (j == 3).then_some(4.0);
             if j % 2 == 1 {
                 problem.lengths.q = SideLengths { packed: Some(110), used: false };
                 problem.q = Layout::Bshd.strides(problem.heads_q, 110, dim);
@@ -108,6 +110,18 @@ fn wgmma_loads_pages_in_boxes() {
             let bound = bind(&plan, &problem, &SMALL).unwrap();
             passes(&check_kernel(&bound, &Settings::quick()).unwrap(), &(&problem, &plan));
         }
+    }
+}
+
+/// Many blocks of keys, in pages of both kinds: several to a block, and several blocks to a page.
+#[test]
+fn wgmma_visits_many_blocks_of_pages() {
+    for page in [16, 256] {
+        let mut problem = problem(page, 4, (20, 4096), 64, DType::Bf16).with_band(Band::CAUSAL);
+        problem.lengths.kv.used = true;
+        let plan = Plan::Wgmma(WgmmaPlan { handout: Handout::Dynamic, ..plain_wgmma(&problem) });
+        let bound = bind(&plan, &problem, &SMALL).unwrap();
+        passes(&check_kernel(&bound, &Settings::quick().first_run()).unwrap(), &(&problem, &plan));
     }
 }
 
