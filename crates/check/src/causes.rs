@@ -167,8 +167,8 @@ const fn rank(kind: HazardKind) -> u32 {
 }
 
 /// Whether two threads store to one element of global memory, by one instruction or in two CTAs: the index of
-/// one is wrong, as where a bound is missing. `texts` are the two instructions, and `is_one` says that they are
-/// one.
+/// one is wrong, as where a bound is missing. `texts` are the two instructions, and `is_one` says that they
+/// are one.
 fn is_overwrite(hazard: &Hazard, is_one: bool, texts: &[Option<String>; 2]) -> bool {
     let is_store = |text: &Option<String>| {
         text.as_ref().is_some_and(|text| text.split_whitespace().any(|word| word.starts_with("st.")))

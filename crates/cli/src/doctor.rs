@@ -151,8 +151,9 @@ fn nvrtc() -> Finding {
             Finding::new("nvrtc", true, path.display().to_string(), "`flashcore check` takes CUDA C++")
         }
         None => {
-            let enables = "`flashcore check` takes no CUDA C++; `pip install nvidia-cuda-nvrtc nvidia-cuda-runtime \
-                           nvidia-cuda-crt nvidia-cuda-cccl` brings it, or a CUDA toolkit";
+            let enables = "`flashcore check` takes no CUDA C++; `pip install nvidia-cuda-nvrtc \
+                           nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl` brings it (with uvx name \
+                           these after --with, separated by commas), or a CUDA toolkit";
             Finding::new("nvrtc", false, "none", enables)
         }
     }
@@ -164,8 +165,8 @@ fn triton() -> Finding {
             Finding::new("triton", true, version, "`flashcore check FILE.py:FUNCTION` takes Triton kernels")
         }
         Err(_) => {
-            let enables =
-                "`flashcore check` takes no Triton kernels; `pip install triton` brings it, and needs no GPU";
+            let enables = "`flashcore check` takes no Triton kernels; `pip install triton` (`uvx --with triton`) brings \
+                 it, and needs no GPU";
             Finding::new("triton", false, format!("none in {}", host::tools::python()), enables)
         }
     }

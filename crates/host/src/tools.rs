@@ -10,8 +10,9 @@ use std::process::{Command, Stdio};
 pub enum NvrtcError {
     #[error(
         "CUDA C++ needs NVRTC, which was not found: install it for `{python}` (`{python} -m pip install \
-         nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl`), or set FLASHCORE_NVRTC to libnvrtc.so; or compile to PTX \
-         elsewhere and check the PTX",
+         nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl`; with uvx name these after \
+         --with, separated by commas), or set FLASHCORE_NVRTC to libnvrtc.so; or compile to PTX elsewhere and \
+         check the PTX",
         python = python()
     )]
     NotFound,
