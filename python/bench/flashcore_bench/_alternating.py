@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import json
 import random
 import statistics
@@ -145,7 +145,10 @@ def _versioned(name: str) -> str:
     if peer := next((peer for peer in PEERS if peer.key == library and library in ("fa3", "fa4")), None):
         return f"{peer.name}-{kind}" if kind else peer.name
     if library == "flashinfer":
-        return f"{name} {importlib.metadata.version('flashinfer-python')}"
+        try:
+            return f"{name} {importlib.import_module('flashinfer').__version__}"
+        except ImportError:
+            return name
     return f"{name} {torch.__version__}"
 
 

@@ -36,3 +36,8 @@ def test_every_gpu_suite_is_known_to_the_command():
 def test_uneven_lengths_fill_the_tokens(mean):
     lengths = _features.lengths_of(mean, 32768)
     assert sum(lengths) == 32768 and min(lengths) > 0 and max(lengths) <= 3 * mean and len(set(lengths)) > 5
+
+
+def test_a_library_that_is_not_installed_has_no_version():
+    assert _alternating._versioned("flashinfer-tensor-cores").startswith("flashinfer-tensor-cores")
+    assert _alternating._versioned("sdpa-cudnn") == f"sdpa-cudnn {torch.__version__}"
