@@ -322,7 +322,8 @@ impl Plan {
     /// A good plan for the problem on the architecture, without measurements. Keys in pages have the family
     /// `decode` if one of its tiles holds the rows of a KV head; an 8-bit cache has `decode`. On sm_90 the
     /// first of `small_at_once`, `small_streamed`, `wgmma` and `mma` is taken that supports the problem and
-    /// suits its grid: of keys in pages, `wgmma` for many rows and pages of a multiple of 8 rows, else `mma`. With few rows and many keys, `mma` comes first with
+    /// suits its grid: of keys in pages, `wgmma` for many rows and pages of a multiple of 8 rows, else `mma`.
+    /// With few rows and many keys, `mma` comes first with
     /// [`splits`](crate::forward::mma::MmaPlan::splits), or `decode` on sm_90 where it is faster: only these
     /// families divide the keys among more CTAs than a cluster has. With 8-bit inputs, the other families
     /// come first on any grid, because on sm_90 `mma.sync` multiplies 8-bit types no faster than 16-bit

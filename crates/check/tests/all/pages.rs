@@ -130,11 +130,7 @@ fn wgmma_visits_many_blocks_of_pages() {
 fn wgmma_shares_tiles_of_even_pages() {
     let small = Arch { multiprocessors: 5, ..Arch::SM_90 };
     let problem = problem(16, 2, (130, 150), 64, DType::Bf16);
-    let plan = WgmmaPlan {
-        tail: Tail::Shared,
-        ends: Ends::Common,
-        ..plain_wgmma(&problem)
-    };
+    let plan = WgmmaPlan { tail: Tail::Shared, ends: Ends::Common, ..plain_wgmma(&problem) };
     let bound = bind(&Plan::Wgmma(plan.clone()), &problem, &small).unwrap();
     passes(&check_kernel(&bound, &Settings::quick()).unwrap(), &(&problem, &plan));
 }

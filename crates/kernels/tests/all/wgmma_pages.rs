@@ -11,7 +11,8 @@ use crate::tools::{self, Facts};
 
 const ARCH: Arch = Arch::SM_90;
 
-/// Queries of `rows` rows over 32k keys in pages of `page` rows, with the lengths of a cache in device memory.
+/// Queries of `rows` rows over 32k keys in pages of `page` rows, with the lengths of a cache in device
+/// memory.
 fn chunk(rows: usize, page: usize, dim: usize, band: Band) -> Problem {
     let problem = Problem::new(1, 32, rows, dim, DType::Bf16).with_heads_kv(8, Layout::Bshd);
     let mut problem = problem.with_seq_kv(1 << 15, Layout::Bshd).with_band(band);
@@ -46,7 +47,9 @@ fn chunks_of_rows_are_loaded_by_tma() {
 #[test]
 fn defaults_assemble_without_spills() {
     let mut cases = Vec::new();
-    for (dim, page) in [(64, 16), (96, 16), (128, 16), (128, 64), (128, 256), (192, 16), (256, 16), (256, 128)] {
+    for (dim, page) in
+        [(64, 16), (96, 16), (128, 16), (128, 64), (128, 256), (192, 16), (256, 16), (256, 128)]
+    {
         for band in [Band::FULL, Band::CAUSAL, Band::window(1024, 0)] {
             let even = chunk(512, page, dim, band);
             let mut packed = even.clone();

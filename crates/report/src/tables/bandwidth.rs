@@ -1,14 +1,14 @@
-//! The table and the picture of the suite `decode`: the rate at which a kernel reads its cache, beside that of
-//! the card's memory.
+//! The table and the picture of the suite `decode`: the rate at which a kernel reads its cache, beside that
+//! of the card's memory.
 
 use std::path::Path;
 
 use bench::OURS;
 
+use super::TableError;
 use super::features::{Newest, newest, rows};
 use super::named::{Named, places};
 use super::render::{library, line};
-use super::TableError;
 use crate::chart::{Bars, Compared, compared, standalone};
 
 /// The name of the table.
@@ -21,8 +21,10 @@ const DATA_SHEETS: [(&str, f64); 2] = [("H200", 4.8), ("H100", 3.35)];
 /// The newest run of each problem, and the picture. `None` without rows of a card with a data sheet.
 pub(super) fn table(path: &Path) -> Result<Option<(String, String)>, TableError> {
     let all = rows(path)?;
-    let found: Vec<Newest<'_>> =
-        newest(&all).into_iter().filter(|problem| problem.own.suite == ROWS && problem.own.rate().is_some()).collect();
+    let found: Vec<Newest<'_>> = newest(&all)
+        .into_iter()
+        .filter(|problem| problem.own.suite == ROWS && problem.own.rate().is_some())
+        .collect();
     let device = found.first().map(|problem| problem.own.device());
     let sheet = device.and_then(|device| DATA_SHEETS.into_iter().find(|(name, _)| device.contains(name)));
     let Some((_, full)) = sheet else { return Ok(None) };
@@ -51,10 +53,9 @@ pub(super) fn table(path: &Path) -> Result<Option<(String, String)>, TableError>
 
 /// A contestant's name in the picture.
 fn name(row: &Named) -> String {
-    row.implementation.strip_prefix(OURS).map_or_else(
-        || library(&row.implementation),
-        |kind| format!("FlashCore{}", kind.replace('-', ", ")),
-    )
+    row.implementation
+        .strip_prefix(OURS)
+        .map_or_else(|| library(&row.implementation), |kind| format!("FlashCore{}", kind.replace('-', ", ")))
 }
 
 #[cfg(test)]

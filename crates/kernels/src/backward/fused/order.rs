@@ -30,6 +30,9 @@ use crate::forward::mma::CtaOrder;
 use crate::grid::{Axis, Extents, Grid};
 use crate::{Arch, Baked};
 
+/// Polls of a CTA for its turns, some ten seconds: it would wait for ever for a CTA that never comes if the
+/// ends of packed sequences do not ascend. Its results are wrong then, as without an order.
+const MOST_POLLS: i32 = 1 << 24;
 /// Slots for the turns and the additions of the warpgroup of dQ, with gradients apart.
 const SLOTS: u32 = 2;
 /// Bytes of the sums of a warpgroup's part.
@@ -218,11 +221,11 @@ impl Main<'_> {
                 }
             });
         }
-        let tiles = &self.params.row_tiles;
+        let (tiles, polls) = (&self.params.row_tiles, k.mov(MOST_POLLS));
         self.each_turn(k, (order, part), |k, turn, place| {
             let sums = tiles.sums(k, place);
             let to = k.index(sums, part, WARPGROUP_PART_BYTES);
-            self.await_turn(k, turn);
+            self.await_turn(k, turn, polls);
             relay.wait(k, &at);
             k.bulk_add(to, staged, WARPGROUP_PART_BYTES);
             k.bulk_commit();
@@ -237,9 +240,9 @@ impl Main<'_> {
     fn await_turns(&self, k: &mut Builder, order: AddOrder) {
         let [turns, _] = self.turns_and_additions();
         let at = turns.writer(k);
-        let part = k.mov(0);
+        let (part, polls) = (k.mov(0), k.mov(MOST_POLLS));
         self.each_turn(k, (order, part), |k, turn, _| {
-            self.await_turn(k, turn);
+            self.await_turn(k, turn, polls);
             turns.acquire(k, &at);
             turns.publish_by_thread(k, &at);
         });
@@ -275,11 +278,14 @@ impl Main<'_> {
         });
     }
 
-    fn await_turn(&self, k: &mut Builder, turn: Global) {
+    /// Waits for a turn, while polls are left.
+    fn await_turn(&self, k: &mut Builder, turn: Global, polls: R32) {
         let [.., own] = self.at;
         k.do_while(|k| {
             let number: R32 = k.ld_acquire(turn);
-            k.setp_u(CmpOp::Ne, number, own)
+            let waits = k.setp_u(CmpOp::Ne, number, own);
+            k.guarded(waits, |k| k.sub_to(polls, polls, 1));
+            k.setp_s_and(CmpOp::Gt, polls, 0, waits)
         });
     }
 

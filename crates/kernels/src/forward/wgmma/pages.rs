@@ -16,8 +16,8 @@ use crate::PlanError;
 
 /// The largest number of boxes of a block: the producer holds a page number for each.
 const MOST_BOXES: u32 = 16;
-/// Registers of a producer thread beside two consumers: the page numbers of a block, and the place of the next
-/// tile while it searches for it. With three consumers, their blocks need fewer.
+/// Registers of a producer thread beside two consumers: the page numbers of a block, and the place of the
+/// next tile while it searches for it. With three consumers, their blocks need fewer.
 const PAGING_REGISTERS: u32 = 56;
 /// Rows of the swizzle atom, which a box must not cut.
 const ATOM_ROWS: u32 = 8;
@@ -101,11 +101,12 @@ impl Forward<'_> {
     ) {
         let [_, len] = self.lengths(tile);
         let rows = ring.tile.box_rows();
-        let first_of = |k: &mut Builder, index: u32| if index == 0 { first } else { k.add(first, index * rows) };
+        let first_of =
+            |k: &mut Builder, index: u32| if index == 0 { first } else { k.add(first, index * rows) };
         let mut read = |index| {
             let first = first_of(k, index);
-            // Entries past the length are not read: a box without keys is loaded from page 0. ptxas would move
-            // non-coherent loads behind the wait.
+            // Entries past the length are not read: a box without keys is loaded from page 0. ptxas would
+            // move non-coherent loads behind the wait.
             let entry: R32 = k.mov(0);
             let exists = k.setp_s(CmpOp::Lt, first, len);
             let index = divide(k, first, pages.rows);
