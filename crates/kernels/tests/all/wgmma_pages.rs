@@ -111,8 +111,7 @@ fn what_does_not_fit_is_refused() {
                 *problem = problem.clone().with_pages(8, 1 << 12);
                 plan.block_n = 144;
             },
-            "invalid value '18' for boxes of a block with family wgmma: expected at most 16 (block_n 144) with \
-             keys in pages",
+            "invalid value '18' for boxes of a block with family wgmma: expected at most 16 (block_n 144)",
         ),
         (
             |problem, _| problem.v.batch += 8,
