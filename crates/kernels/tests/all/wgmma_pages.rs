@@ -82,14 +82,15 @@ fn defaults_assemble_without_spills() {
 /// Each refusal names what does not fit.
 #[test]
 fn what_does_not_fit_is_refused() {
-    let refused = |change: fn(&mut Problem, &mut WgmmaPlan)| {
+    type Change = fn(&mut Problem, &mut WgmmaPlan);
+    let refused = |change: Change| {
         let mut problem = chunk(512, 16, 128, Band::CAUSAL);
         let mut plan = default_plan(&problem);
         change(&mut problem, &mut plan);
         problem.check().unwrap();
         Plan::Wgmma(plan).check(&problem, &ARCH).unwrap_err().to_string()
     };
-    let cases: [(fn(&mut Problem, &mut WgmmaPlan), &str); 6] = [
+    let cases: [(Change, &str); 6] = [
         (
             |problem, _| *problem = problem.clone().with_pages(3, 11_000),
             "invalid value '3' for page_size with family wgmma: expected multiples of 8 with keys in pages",
@@ -110,8 +111,7 @@ fn what_does_not_fit_is_refused() {
                 *problem = problem.clone().with_pages(8, 1 << 12);
                 plan.block_n = 144;
             },
-            "invalid value '18' for boxes of a block with family wgmma: expected at most 16 (block_n 144) with \
-             keys in pages",
+            "invalid value '18' for boxes of a block with family wgmma: expected at most 16 (block_n 144)",
         ),
         (
             |problem, _| problem.v.batch += 8,
