@@ -139,9 +139,9 @@ def flash_attn_func(
             ``s - slope * |i + seqlen_k - seqlen_q - j|``, and ``lse`` is of these.
         deterministic: gradients have equal bits in every run. A Hopper GPU then adds the parts of dQ in the order of
             the keys. Without it, and without ``torch.use_deterministic_algorithms(True)``, it adds them in the order
-            in which they are ready, which is faster. Results have equal bits in any case: on the CPU for one number of threads
-            (``torch.set_num_threads``), which decides with few rows and many keys into how many parts the keys are
-            split. float16 and bfloat16 results are rounded otherwise with the log-sum-exp than without it.
+            in which they are ready, which is faster. Results have equal bits in any case: on the CPU for one number of
+            threads (``torch.set_num_threads``), which decides with few rows and many keys into how many parts the keys
+            are split. float16 and bfloat16 results are rounded otherwise with the log-sum-exp than without it.
         return_attn_probs: return ``(out, lse, None)``, where ``lse`` is the natural logarithm of each row's sum of
             ``exp(s)``, ``(batch, heads, seqlen_q)``, float32. Probabilities themselves are never formed.
         learnable_sink: ``(heads,)``, floating point: a logit per query head that takes part in the softmax's

@@ -1,4 +1,4 @@
-"""The suite ``decode``: new queries of each sequence against a cache in pages, of 16 rows if not said otherwise."""
+"""The suite ``decode``: new queries of each sequence against a cache in pages, of 16 rows if unsaid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashcore_attn import flash_attn_func, flash_attn_with_kvcache
 from ._features import Call, Work, _bound, _heads_first, _sdpa_peer, _transposed
 from ._problem import OURS
 
-#: The factor of a cache in e4m3, which holds magnitudes up to 448: a power of two, so that products are exact.
+#: The factor of a cache in e4m3, which holds magnitudes up to 448. A power of two keeps products exact.
 _FACTOR = 2.0**-6
 
 

@@ -15,15 +15,21 @@ use crate::chart::{Bars, Compared, compared, standalone};
 pub(super) const SUITE: &str = "bandwidth";
 /// The suite of its rows.
 const ROWS: &str = "decode";
+/// A library with several kernels for a problem, of which the fastest is shown.
+const SEVERAL: &str = "flashinfer-";
+/// FLOP per byte above which the tensor cores limit a kernel, not the memory.
+const RIDGE: f64 = 200.0;
 /// Bandwidth of the memory by the card's data sheet, TB/s.
 const DATA_SHEETS: [(&str, f64); 2] = [("H200", 4.8), ("H100", 3.35)];
 
 /// The newest run of each problem, and the picture. `None` without rows of a card with a data sheet.
 pub(super) fn table(path: &Path) -> Result<Option<(String, String)>, TableError> {
     let all = rows(path)?;
+    let limited =
+        |own: &Named| own.rate().is_some_and(|rate| own.tflops.is_some_and(|tflops| tflops < RIDGE * rate));
     let found: Vec<Newest<'_>> = newest(&all)
         .into_iter()
-        .filter(|problem| problem.own.suite == ROWS && problem.own.rate().is_some())
+        .filter(|problem| problem.own.suite == ROWS && limited(problem.own))
         .collect();
     let device = found.first().map(|problem| problem.own.device());
     let sheet = device.and_then(|device| DATA_SHEETS.into_iter().find(|(name, _)| device.contains(name)));
@@ -35,13 +41,18 @@ pub(super) fn table(path: &Path) -> Result<Option<(String, String)>, TableError>
     let mut problems = Vec::new();
     for Newest { own, others, .. } in &found {
         let rate = own.rate().unwrap_or_default();
+        let (several, others): (Vec<&Named>, Vec<&Named>) =
+            others.iter().partition(|row| row.implementation.starts_with(SEVERAL));
+        let rate_of = |row: &Named| row.rate().unwrap_or_default();
+        let fastest = several.into_iter().max_by(|a, b| rate_of(a).total_cmp(&rate_of(b)));
         let of_others: Vec<(String, f64)> =
-            others.iter().filter_map(|row| Some((name(row), row.rate()?))).collect();
+            others.into_iter().chain(fastest).filter_map(|row| Some((name(row), row.rate()?))).collect();
         let told: Vec<String> = of_others.iter().map(|(name, rate)| format!("{name} {rate:.2}")).collect();
         let title = own.problem.trim_start_matches("decode ").to_owned();
         let share = format!("{:.0} %", 100.0 * rate / full);
         lines.push(line(&[title.clone(), format!("{rate:.2}"), share, told.join(", ")]));
-        if !of_others.is_empty() {
+        // A picture of the table's whole length would be several screens long.
+        if of_others.len() > 1 {
             let values = std::iter::once(("FlashCore".to_owned(), rate)).chain(of_others).collect();
             problems.push(Compared { title, values });
         }
@@ -53,9 +64,11 @@ pub(super) fn table(path: &Path) -> Result<Option<(String, String)>, TableError>
 
 /// A contestant's name in the picture.
 fn name(row: &Named) -> String {
-    row.implementation
-        .strip_prefix(OURS)
-        .map_or_else(|| library(&row.implementation), |kind| format!("FlashCore{}", kind.replace('-', ", ")))
+    if let Some(kind) = row.implementation.strip_prefix(OURS) {
+        return format!("FlashCore{}", kind.replace('-', ", "));
+    }
+    let version = row.implementation.strip_prefix(SEVERAL).and_then(|kind| kind.split_once(' '));
+    version.map_or_else(|| library(&row.implementation), |(_, version)| format!("FlashInfer {version}"))
 }
 
 #[cfg(test)]
@@ -79,6 +92,8 @@ mod tests {
             let rows = [
                 row("decode", "flashcore", device, Some(3.6)),
                 row("decode", "flashcore-dense", device, Some(4.0)),
+                row("decode", "flashinfer-cuda-cores 0.7", device, Some(1.2)),
+                row("decode", "flashinfer-tensor-cores 0.7", device, Some(3.0)),
                 row("decode", "sdpa-cudnn 2.11.0+cu130", device, Some(2.4)),
                 row("softcap", "flashcore", device, None),
             ];
@@ -86,7 +101,7 @@ mod tests {
             table(&path).unwrap()
         };
         let (text, picture) = of("NVIDIA H200").unwrap();
-        let told = "| B1 x 8192 | 3.60 | 75 % | FlashCore, dense 4.00, PyTorch cuDNN 2.11.0 2.40 |";
+        let told = "| B1 x 8192 | 3.60 | 75 % | FlashCore, dense 4.00, PyTorch cuDNN 2.11.0 2.40, FlashInfer 0.7 3.00 |";
         assert!(text.contains(told) && !text.contains("softcap"), "{text}");
         assert!(picture.contains("3.60 TB/s") && picture.contains("PyTorch cuDNN 2.11.0"), "{picture}");
         assert!(of("NVIDIA L4").is_none(), "no data sheet");
