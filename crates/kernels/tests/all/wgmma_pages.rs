@@ -67,11 +67,6 @@ fn defaults_assemble_without_spills() {
         let plan = Plan::Wgmma(default_plan(problem));
         emit(problem, &plan, &ARCH).unwrap_or_else(|error| panic!("{plan:?}: {error}")).kernel(0)
     });
-    if let Ok(folder) = std::env::var("PAGES_OUT") {
-        for (i, kernel) in kernels.iter().enumerate() {
-            std::fs::write(format!("{folder}/{i}.ptx"), kernel.module.to_string()).unwrap();
-        }
-    }
     let Some(facts) = tools::facts(&kernels.iter().collect::<Vec<_>>()) else { return };
     for (problem, Facts { registers, spills, .. }) in cases.iter().zip(facts) {
         let plan = default_plan(problem);

@@ -9,9 +9,9 @@ use tile::{
     SwizzledTile, WARPGROUP_ROWS, WarpRows, store_fragments_at,
 };
 
+use super::adders::Outbox;
 use super::convert::PART_TILES;
 use super::emit::{Main, Visit};
-use super::order::Outbox;
 use crate::forward::contract::half;
 
 /// A warpgroup that owns 64 keys.

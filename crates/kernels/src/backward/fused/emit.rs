@@ -184,7 +184,7 @@ impl<'a> Main<'a> {
             let pipeline = Pipeline::new(take(Pipeline::bytes(stages)), stages);
             TileRing { pipeline: pipeline.without_empty_barriers(stages == 1), tile, first }
         });
-        let add_barriers = take(if baked.deterministic { order::barrier_bytes(sizes) } else { 0 });
+        let add_barriers = take(if baked.deterministic { sizes.order_barrier_bytes() } else { 0 });
         let barriers = take(0);
         let [batch, head, tile] = match baked.deterministic {
             true => order::tile_of_cta(k, baked, params.grid),

@@ -5,7 +5,6 @@ use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Handover, Pipeline, Relay, Roles, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS};
 
-use super::order;
 use crate::backward::sums::TileCounts;
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, is_half};
@@ -36,7 +35,7 @@ const WIDEST: usize = 256;
 pub(super) const KEYS: u32 = 128;
 /// Threads of a CTA of the kernels before and after the main kernel.
 pub(super) const THREADS: u32 = 256;
-/// Slots of dS in shared memory, with gradients apart.
+/// Slots of dS in shared memory, and of the turns and additions of dQ, with gradients apart.
 pub(super) const APART_SLOTS: u32 = 2;
 
 pub(super) const ROLES: Roles = Roles { consumers: 2, producer_registers: 24, consumer_registers: 240 };
@@ -129,6 +128,20 @@ impl TileSizes {
         2 * 4 * self.rows
     }
 
+    /// Parts of dQ of a tile of query rows, each with an order of additions of its own: those of the
+    /// warpgroups that add.
+    pub const fn ordered_parts(self) -> u32 {
+        if self.gradients_apart() { 1 } else { 2 }
+    }
+
+    /// Bytes of the barriers in shared memory that an order of additions needs.
+    pub const fn order_barrier_bytes(self) -> u32 {
+        match self.gradients_apart() {
+            true => 2 * Relay::bytes(APART_SLOTS),
+            false => self.ordered_parts() * Relay::bytes(1),
+        }
+    }
+
     /// The number of tiles of query rows of a head, and of batch entries with that many tiles each.
     pub const fn row_tiles(self, problem: &Problem) -> [u64; 2] {
         row_blocks(problem, self.rows, 1)
@@ -194,7 +207,7 @@ impl FusedPlan {
         let numbers = self.gradient_stages * sizes.number_bytes();
         let barriers = if sizes.gradients_apart() { RELAY_BYTES } else { Handover::bytes(sizes.slots()) };
         let ordered = problem.pass.deterministic();
-        let staging = sizes.staging_bytes(ordered) + if ordered { order::barrier_bytes(sizes) } else { 0 };
+        let staging = sizes.staging_bytes(ordered) + if ordered { sizes.order_barrier_bytes() } else { 0 };
         let between = sizes.slots() * sizes.ds().bytes() + staging + sizes.weight_bytes();
         rings + numbers + between + barriers
     }
@@ -213,7 +226,7 @@ impl FusedPlan {
         let sizes = TileSizes::new(problem);
         let blocks = key_blocks(problem, sizes.keys());
         if problem.pass.deterministic() {
-            return order::extents(self, problem, blocks, sizes.row_tiles(problem));
+            return self.ordered_extents(problem, blocks, sizes.row_tiles(problem));
         }
         self.extents(blocks, problem.heads_kv)
     }
@@ -221,6 +234,30 @@ impl FusedPlan {
     /// The extents of the grids of the kernels before and after it.
     pub(super) fn row_grid(&self, problem: &Problem) -> Extents {
         self.extents(TileSizes::new(problem).row_tiles(problem), problem.heads_q)
+    }
+
+    /// The number of heads, over all batch entries, whose CTAs alternate in the launch. A CTA then starts
+    /// about one visit after its predecessor in the order of additions if the heads are as many as CTAs run,
+    /// for each of its visits.
+    fn section(&self, problem: &Problem, [tiles, batch]: [u64; 2]) -> u64 {
+        let heads = batch * problem.heads_kv as u64;
+        let entries = if problem.lengths.q.packed.is_some() { problem.batch.max(1) as u64 } else { 1 };
+        let group = (problem.heads_q / problem.heads_kv.max(1)) as u64;
+        let visits = (tiles / entries * group).max(1);
+        let wanted = u64::from(Arch::SM_90.multiprocessors).div_ceil(visits);
+        match self.tile_order {
+            CtaOrder::HeadsFirst => heads,
+            CtaOrder::RowsFirst => {
+                (wanted..heads).find(|&section| heads.is_multiple_of(section)).unwrap_or(heads)
+            }
+        }
+    }
+
+    /// The extents of the main kernel's grid if additions have an order, for `tiles` tiles of keys of each of
+    /// `batch` batch entries: the heads of a section, tiles of keys, and sections.
+    fn ordered_extents(&self, problem: &Problem, [tiles, batch]: [u64; 2], row_tiles: [u64; 2]) -> Extents {
+        let section = self.section(problem, [row_tiles[0], batch]).max(1);
+        Extents([section, tiles, batch * problem.heads_kv as u64 / section])
     }
 
     fn extents(&self, [tiles, batch]: [u64; 2], heads: usize) -> Extents {

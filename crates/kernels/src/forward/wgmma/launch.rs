@@ -6,8 +6,7 @@ use ptx::{Access, Builder, Dim3, F32, Global, Launch, R32, R64, TensorMapPtr};
 use tile::{BulkStore, COUNTER_BYTES, Handout, Pieces, RowStore, StreamK, SwizzledTile, Tail, TileGrid};
 
 use super::fp8::transposes_values;
-use super::pages::boxes;
-use super::plan::WgmmaPlan;
+use super::plan::{WgmmaPlan, boxes};
 use super::transpose::TransposedValues;
 use crate::contract::Contract;
 use crate::forward::before::Before;

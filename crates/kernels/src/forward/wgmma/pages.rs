@@ -11,7 +11,7 @@ use ptx::{Builder, CmpOp, R32, Src, TensorMapPtr};
 use tile::{PipelineState, RowPages, SwizzledTile, TileRing, WorkTile, divide};
 
 use super::memory::Forward;
-use super::plan::WgmmaPlan;
+use super::plan::{WgmmaPlan, boxes, common_divisor};
 use crate::PlanError;
 
 /// The largest number of boxes of a block: the producer holds a page number for each.
@@ -21,16 +21,6 @@ const MOST_BOXES: u32 = 16;
 const PAGING_REGISTERS: u32 = 56;
 /// Rows of the swizzle atom, which a box must not cut.
 const ATOM_ROWS: u32 = 8;
-
-/// The number of boxes of a block of `block_n` keys in pages of `rows` rows.
-pub(super) const fn boxes(rows: u32, block_n: u32) -> u32 {
-    block_n / common_divisor(rows, block_n)
-}
-
-/// The largest common divisor (Euclid).
-const fn common_divisor(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { common_divisor(b, a % b) }
-}
 
 impl WgmmaPlan {
     /// Checks that tensor maps can load keys and values in pages, if they lie in pages.

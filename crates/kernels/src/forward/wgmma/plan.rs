@@ -519,3 +519,13 @@ fn stride(tiles: u64) -> u64 {
 const fn coprime(a: u64, b: u64) -> bool {
     if b == 0 { a == 1 } else { coprime(b, a % b) }
 }
+
+/// The number of boxes of a block of `block_n` keys in pages of `rows` rows.
+pub(super) const fn boxes(rows: u32, block_n: u32) -> u32 {
+    block_n / common_divisor(rows, block_n)
+}
+
+/// The largest common divisor (Euclid).
+pub(super) const fn common_divisor(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
