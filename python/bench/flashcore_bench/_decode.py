@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashcore_attn import flash_attn_func, flash_attn_with_kvcache
 
-from ._features import Call, Work, _bound, _heads_first, _sdpa_peer, _transposed
+from ._features import Call, Work, _bound, _flash_attention, _heads_first, _sdpa_peer, _transposed
 from ._problem import OURS
 
 #: The factor of a cache in e4m3, which holds magnitudes up to 448. A power of two keeps products exact.
@@ -89,7 +89,8 @@ def _work(device: str, dtype: torch.dtype, problem: Problem, lengths: list[int])
     keys, values = (x if factors is None else x.to(dtype) * _FACTOR for x in (k, v))
     work = Work(f"decode {problem.name}", q, keys, values, {}, mask=mask, pairs=pairs)
     read = float(sum(min(n, seen + count - 1) for n in lengths))
-    work.bytes = 2.0 * read * problem.heads_k * dim * k.element_size()
+    if count == 1:
+        work.bytes = 2.0 * read * problem.heads_k * dim * k.element_size()
     rows = _transposed(q, k, v)
     options: dict[str, Any] = {"cache_seqlens": used, "causal": True}
     if problem.window:
@@ -97,11 +98,16 @@ def _work(device: str, dtype: torch.dtype, problem: Problem, lengths: list[int])
     if factors is not None:
         options |= {"k_descale": factors, "v_descale": factors}
 
-    def paged() -> Call:
-        table, pools = _pages(rows[1:], problem.page)
-        return _bound(flash_attn_with_kvcache, rows[0], *pools, page_table=table, **options)
+    def paged(function: Callable[[], Any]) -> Callable[[], Call]:
+        def load() -> Call:
+            table, pools = _pages(rows[1:], problem.page)
+            return _bound(function(), rows[0], *pools, page_table=table, **options)
 
-    add: dict[str, Callable[[], Call]] = {OURS: paged}
+        return load
+
+    add: dict[str, Callable[[], Call]] = {OURS: paged(lambda: flash_attn_with_kvcache)}
+    if factors is None:
+        add["fa3"] = paged(lambda: _flash_attention(3, "flash_attn_with_kvcache"))
     if factors is not None:
         add["flashinfer-tensor-cores"] = _flashinfer(rows, lengths, True, problem.page, _FACTOR)
     elif not problem.window and count == 1:
