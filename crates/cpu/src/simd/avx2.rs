@@ -255,7 +255,8 @@ pub(super) fn transpose(
             transpose_8x8(&from[row * from_ld + col..], from_ld, &mut to[col * to_ld + row..], to_ld);
         }
     }
-    if whole_cols < cols {
+    // Without rows, slices may be empty.
+    if whole_cols < cols && whole_rows > 0 {
         let (from, to) = (&from[whole_cols..], &mut to[whole_cols * to_ld..]);
         transpose_plain(from, from_ld, to, to_ld, whole_rows, cols - whole_cols);
     }

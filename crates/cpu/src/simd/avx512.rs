@@ -216,7 +216,8 @@ fn transpose(from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: u
             transpose_16x16(&from[row * from_ld + col..], from_ld, &mut to[col * to_ld + row..], to_ld);
         }
     }
-    if whole_cols < cols {
+    // Without rows, slices may be empty.
+    if whole_cols < cols && whole_rows > 0 {
         let (from, to) = (&from[whole_cols..], &mut to[whole_cols * to_ld..]);
         super::avx2::transpose(from, from_ld, to, to_ld, whole_rows, cols - whole_cols);
     }

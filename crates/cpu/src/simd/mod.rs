@@ -439,7 +439,7 @@ mod tests {
     #[test]
     fn transposes_of_every_shape() {
         fn check<S: Simd>(s: S) {
-            for (rows, cols) in [(1, 1), (16, 16), (17, 5), (64, 40), (5, 70), (48, 33)] {
+            for (rows, cols) in [(1, 1), (16, 16), (17, 5), (64, 40), (5, 70), (48, 33), (0, 40), (0, 5)] {
                 let (from_ld, to_ld) = (cols + 3, rows + 2);
                 let from: Vec<f32> = (0..rows * from_ld).map(|i| i as f32).collect();
                 let mut to = vec![-1.0; cols * to_ld];
