@@ -18,7 +18,7 @@ from ._errors import ArgumentError, DTypeError, UnsupportedError, invalid_words
 
 if TYPE_CHECKING:
     from ._features import Features
-    from ._flashcore import Terms
+    from ._flashcore import DescribedFeatures, Terms
 
 #: The reason in ``compat.stats()``.
 REASON = "requires_grad"
@@ -146,6 +146,47 @@ def compute(
     if q.is_cuda and q.get_device() != _cuda._current_device():
         with torch.cuda.device(q.get_device()):
             return compute(d_out, d_lse, saved, heads, terms, features, wants, deterministic, into)
+    uneven = features is not None and features.uneven
+    # Rows of no sequence have no gradient, and a call without rows writes nothing.
+    clear = uneven or not saved.out.numel()
+    tables = [] if features is None else features.tables
+    numbers = [i for i in range(len(tables)) if wants.tables >> i & 1]
+    sinks = [q.new_empty((q.shape[heads],), dtype=torch.float32)] if wants.sink else []
+    sums = [q.new_empty(_summed(tables[i]), dtype=torch.float32) for i in numbers]
+    if clear:
+        for x in (*sinks, *sums):
+            x.zero_()
+    held: list[Any] = []
+    described = None if features is None else _cuda.describe(features, q, held)
+    others = (
+        _memory.address("d_sinks", sinks[0], held) if sinks else None,
+        [(i, _memory.address("d_table", x, held)) for i, x in zip(numbers, sums)],
+    )
+    results = None
+    if _calls.eager is not None:
+        results = _calls.eager.gradients(
+            d_out, d_lse, saved, into, heads, terms, deterministic, uneven, described, others
+        )  # fmt: skip
+    if results is None:
+        given = (d_out, d_lse, saved, into)
+        results = _computed(given, heads, terms, features, deterministic, clear, described, others)
+    return [*results, *sinks, *(_of_table(x, tables[i]) for i, x in zip(numbers, sums))]
+
+
+def _computed(
+    given: tuple[Tensor, Tensor | None, Saved, tuple[Tensor | None, ...]],
+    heads: int,
+    terms: Terms,
+    features: Features | None,
+    deterministic: bool,
+    clear: bool,
+    described: DescribedFeatures | None,
+    others: tuple[int | None, list[tuple[int, int]]],
+) -> list[Tensor]:
+    """The gradients of q, k and v of a call that Rust does not read. ``others`` are the addresses of the gradients of
+    sinks and tables."""
+    d_out, d_lse, saved, into = given
+    q = saved.q
     _check_gradient("d_out", d_out, saved.out, saved.out.dtype)
     code, _ = _cuda.codes(q, saved.k, saved.v)
     plain = [_cuda.plain_rows(name, _cuda.resolved(name, x)) for name, x in zip(Saved._fields, saved[:4])]
@@ -159,15 +200,9 @@ def compute(
     if d_lse is not None:
         _check_gradient("d_lse", d_lse, lse, torch.float32)
         d_lse = _cuda.resolved("d_lse", d_lse).contiguous()
-    # Rows of no sequence have no gradient, and a call without rows writes nothing.
-    clear = (features is not None and features.uneven) or not saved.out.numel()
-    results = [_cuda.output_like(x, x.shape[3]) if given is None else given for x, given in zip(plain, into)]
-    sinks = [q.new_empty((q.shape[heads],), dtype=torch.float32)] if wants.sink else []
-    numbers = [i for i in range(8) if wants.tables >> i & 1]
-    tables = [] if features is None else features.tables
-    sums = [q.new_empty(_summed(tables[i]), dtype=torch.float32) for i in numbers]
+    results = [_cuda.output_like(x, x.shape[3]) if memory is None else memory for x, memory in zip(plain, into)]
     if clear:
-        for x in (*results, *sinks, *sums):
+        for x in results:
             x.zero_()
     held: list[Any] = []
 
@@ -185,18 +220,17 @@ def compute(
         code,
         terms,
         place,
-        None if features is None else _cuda.describe(features, q, held),
+        described,
         None,
         (
             deterministic,
             (at("d_out", d_out), d_out.stride()),
             None if d_lse is None else at("d_lse", d_lse),
             [(at(f"d{name}", x), x.stride()) for name, x in zip("qkv", results)],
-            at("d_sinks", sinks[0]) if sinks else None,
-            [(i, at("d_table", x)) for i, x in zip(numbers, sums)],
+            *others,
         ),
     )
-    return [*results, *sinks, *(_of_table(x, tables[i]) for i, x in zip(numbers, sums))]
+    return results
 
 
 def _summed(table: Tensor) -> list[int]:
@@ -330,9 +364,13 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, call: Any, *tables: Tensor) -> Any:
-        heads, terms, features = call
-        out, lse = _calls._now(q, k, v, heads, terms, True, features)
+        heads, terms, features, made = call
         ctx.set_materialize_grads(False)
+        if made is not None:  # by Rust
+            ctx.save_for_backward(q, k, v, *made, None)
+            ctx.call = heads, terms, None
+            return made
+        out, lse = _calls._now(q, k, v, heads, terms, True, features)
         others: tuple[Any, ...] = () if features is None else (*features.lengths, features.rng_state)
         ctx.save_for_backward(q, k, v, out, lse, sink, *tables, *others)
         # Without the tensors, which must not be kept twice.
@@ -344,6 +382,11 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
         q, k, v, out, lse, sink, *rest = ctx.saved_tensors
         heads, terms, features = ctx.call
+        if features is None and d_out is not None and not torch.is_grad_enabled():
+            deterministic = torch.are_deterministic_algorithms_enabled()
+            saved = Saved(q, k, v, out, lse)
+            found = compute(d_out, d_lse, saved, heads, terms, None, _NONE, deterministic)
+            return (*found, None, None)
         needs = ctx.needs_input_grad
         tables = rest[: len(needs) - 5]
         wants = Wants(sink is not None and needs[3], sum(1 << i for i, wanted in enumerate(needs[5:]) if wanted))
@@ -369,12 +412,17 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
         return (dq, dk, dv, d_sink, None, *d_tables)
 
 
+# `torch.autograd.Function.apply` without what it does for the transforms of `torch.func`, under which Rust makes no
+# calls.
+record = super(torch.autograd.Function, _Recorded).apply
+
+
 def recorded(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, features: Features | None
 ) -> tuple[Tensor, Tensor]:
     """The result and the log-sum-exp of a call on plain tensors that autograd records."""
     sink, tables = (None, ()) if features is None else (features.sink, features.tables)
-    out, lse = _Recorded.apply(q, k, v, sink, (heads, terms, features), *tables)
+    out, lse = _Recorded.apply(q, k, v, sink, (heads, terms, features, None), *tables)
     return out, lse
 
 
