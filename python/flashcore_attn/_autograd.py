@@ -18,7 +18,7 @@ from ._errors import ArgumentError, DTypeError, UnsupportedError, invalid_words
 
 if TYPE_CHECKING:
     from ._features import Features
-    from ._flashcore import DescribedFeatures, Terms
+    from ._flashcore import Terms
 
 #: The reason in ``compat.stats()``.
 REASON = "requires_grad"
@@ -139,7 +139,7 @@ def compute(
     into: tuple[Tensor | None, ...] = (None, None, None),
 ) -> list[Tensor]:
     """The gradients of q, k and v, then those that are wanted: of the sinks, and of tables in float32. ``into`` has
-    memory for the first three, with contiguous rows."""
+    memory for the first three, with contiguous rows. Packed rows may lack the dimension of the batch entries."""
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     q = saved.q
@@ -151,13 +151,12 @@ def compute(
     clear = uneven or not saved.out.numel()
     tables = [] if features is None else features.tables
     numbers = [i for i in range(len(tables)) if wants.tables >> i & 1]
-    sinks = [q.new_empty((q.shape[heads],), dtype=torch.float32)] if wants.sink else []
+    sinks = [q.new_empty((q.shape[heads - 4],), dtype=torch.float32)] if wants.sink else []
     sums = [q.new_empty(_summed(tables[i]), dtype=torch.float32) for i in numbers]
     if clear:
         for x in (*sinks, *sums):
             x.zero_()
     held: list[Any] = []
-    described = None if features is None else _cuda.describe(features, q, held)
     others = (
         _memory.address("d_sinks", sinks[0], held) if sinks else None,
         [(i, _memory.address("d_table", x, held)) for i, x in zip(numbers, sums)],
@@ -165,12 +164,21 @@ def compute(
     results = None
     if _calls.eager is not None:
         results = _calls.eager.gradients(
-            d_out, d_lse, saved, into, heads, terms, deterministic, uneven, described, others
+            d_out, d_lse, saved, into, heads, terms, deterministic, uneven, features, others
         )  # fmt: skip
     if results is None:
-        given = (d_out, d_lse, saved, into)
-        results = _computed(given, heads, terms, features, deterministic, clear, described, others)
+        given = (*_with_entries(d_out, d_lse, saved), into)
+        results = _computed(given, heads, terms, features, deterministic, clear, others)
+        results = [dx if dx.ndim == x.ndim else dx[0] for dx, x in zip(results, saved)]
     return [*results, *sinks, *(_of_table(x, tables[i]) for i, x in zip(numbers, sums))]
+
+
+def _with_entries(d_out: Tensor, d_lse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor | None, Saved]:
+    """The tensors with a dimension of batch entries, which those of packed rows may lack."""
+    if saved.out.ndim == 3:
+        d_out, d_lse = d_out[None], None if d_lse is None else d_lse[None]
+    dims = (4, 4, 4, 4, 3)
+    return d_out, d_lse, Saved(*(x[None] if x.ndim < n else x for x, n in zip(saved, dims)))
 
 
 def _computed(
@@ -180,13 +188,12 @@ def _computed(
     features: Features | None,
     deterministic: bool,
     clear: bool,
-    described: DescribedFeatures | None,
     others: tuple[int | None, list[tuple[int, int]]],
 ) -> list[Tensor]:
     """The gradients of q, k and v of a call that Rust does not read. ``others`` are the addresses of the gradients of
     sinks and tables."""
     d_out, d_lse, saved, into = given
-    q = saved.q
+    q, features = saved.q, features and _dense(features)
     _check_gradient("d_out", d_out, saved.out, saved.out.dtype)
     code, _ = _cuda.codes(q, saved.k, saved.v)
     plain = [_cuda.plain_rows(name, _cuda.resolved(name, x)) for name, x in zip(Saved._fields, saved[:4])]
@@ -220,7 +227,7 @@ def _computed(
         code,
         terms,
         place,
-        described,
+        None if features is None else _cuda.describe(features, q, held),
         None,
         (
             deterministic,
@@ -287,12 +294,17 @@ def _operator(
         others = (None, None, None, [0, 0, 0], None, False, dropout_p, _calls._plain(state))
         made = _calls._stated((*map(_calls._plain, stated), *others))
         _calls._check_features(plain[2], plain[3], plain[4], heads, made)
-        lengths: Any = tuple(None if x is None else x.contiguous() for x in made.lengths)
-        made = made._replace(lengths=lengths, sink=None if made.sink is None else made.sink.contiguous())
     return compute(
         plain[0], plain[1], Saved(*plain[2:]), heads, terms, made,
         Wants(of_sink, of_tables), deterministic,
     )  # fmt: skip
+
+
+def _dense(features: Features) -> Features:
+    """The features with arrays that kernels read: a hook of saved tensors may return others."""
+    lengths: Any = tuple(None if x is None else x.contiguous() for x in features.lengths)
+    sink, state = (None if x is None else x.contiguous() for x in (features.sink, features.rng_state))
+    return features._replace(lengths=lengths, sink=sink, rng_state=state)
 
 
 def _has_features(stated: list[Any]) -> bool:
@@ -364,18 +376,15 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, call: Any, *tables: Tensor) -> Any:
-        heads, terms, features, made = call
+        heads, terms, features, others, made = call
+        out, lse = _calls._now(q, k, v, heads, terms, True, features) if made is None else made
         ctx.set_materialize_grads(False)
-        if made is not None:  # by Rust
-            ctx.save_for_backward(q, k, v, *made, None)
-            ctx.call = heads, terms, None
-            return made
-        out, lse = _calls._now(q, k, v, heads, terms, True, features)
-        others: tuple[Any, ...] = () if features is None else (*features.lengths, features.rng_state)
         ctx.save_for_backward(q, k, v, out, lse, sink, *tables, *others)
-        # Without the tensors, which must not be kept twice.
-        bare = {"lengths": _features.NO_LENGTHS, "sink": None, "tables": (), "rng_state": None}
-        ctx.call = heads, terms, features and features._replace(**bare)
+        if made is None and features is not None:
+            # Without the tensors, which must not be kept twice.
+            bare = {"lengths": _features.NO_LENGTHS, "sink": None, "tables": (), "rng_state": None}
+            features = features._replace(**bare)
+        ctx.call = heads, terms, features
         return out, lse
 
     @staticmethod
@@ -401,12 +410,14 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
         saved = Saved(q, k, v, out, lse)
         if torch.is_grad_enabled():  # for a second derivative, which the operator refuses
             stated = _calls._flat(features or _features.Features())
+            d_out, d_lse, saved = _with_entries(d_out, d_lse, saved)
             found = torch.ops.flashcore_attn.attention_backward(
                 d_out, d_lse, *saved, heads, *terms, *stated[:14], *wants, deterministic, *stated[20:]
             )
         else:
             found = compute(d_out, d_lse, saved, heads, terms, features, wants, deterministic)
         dq, dk, dv, *others = found
+        dq, dk, dv = (dx if dx.ndim == x.ndim else dx[0] for dx, x in zip((dq, dk, dv), (q, k, v)))
         d_sink = others.pop(0) if wants.sink else None
         d_tables = [others.pop(0).to(x.dtype) if wanted else None for x, wanted in zip(tables, needs[5:])]
         return (dq, dk, dv, d_sink, None, *d_tables)
@@ -421,9 +432,22 @@ def recorded(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, features: Features | None
 ) -> tuple[Tensor, Tensor]:
     """The result and the log-sum-exp of a call on plain tensors that autograd records."""
-    sink, tables = (None, ()) if features is None else (features.sink, features.tables)
-    out, lse = _Recorded.apply(q, k, v, sink, (heads, terms, features, None), *tables)
+    if features is None:
+        out, lse = _Recorded.apply(q, k, v, None, (heads, terms, None, (), None))
+    else:
+        others = (*features.lengths, features.rng_state)
+        out, lse = _Recorded.apply(q, k, v, features.sink, (heads, terms, features, others, None), *features.tables)
     return out, lse
+
+
+def without_tensors(
+    sizes: tuple[int, int, int], programs: tuple[str, str, tuple[int, ...]], slopes: bool, deterministic: bool
+) -> Features:
+    """The features of a call that Rust has made."""
+    (score, mask, ints), names = programs, ("alibi_slopes",) if slopes else ()
+    return _features.Features(
+        _features.NO_LENGTHS, *sizes, None, score, mask, (), ints, deterministic=deterministic, names=names
+    )  # fmt: skip
 
 
 def called(operator: Any, *arguments: Any) -> Any:

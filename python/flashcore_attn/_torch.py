@@ -93,6 +93,7 @@ def _in_rust() -> Any:
         # Separate extents are parsed in two thirds of the time that a sequence takes.
         floats=lambda q, shape: q.new_empty(*shape, dtype=torch.float32),
         record=_autograd.record,
+        features=_autograd.without_tensors,
     )
     try:
         return _flashcore.Eager(capsule, functions)

@@ -37,7 +37,7 @@ pub type Place = (Option<i32>, u64);
 type DescribedLengths = (usize, usize, usize, [Option<u64>; 5]);
 
 /// Address, index of the type in [`TYPES`], extents and strides in elements.
-type DescribedTable = (u64, u8, Vec<usize>, Vec<i64>);
+pub type DescribedTable = (u64, u8, Vec<usize>, Vec<i64>);
 
 /// Address, strides of batch entries, KV heads and blocks of rows in elements, and the rows of a block (0:
 /// one factor per KV head).
@@ -85,6 +85,11 @@ const TYPES: [ElementType; 5] =
 pub fn table_type(code: u8) -> Result<ElementType, Error> {
     let unknown = || Error::invalid("the type of a table", &code.to_string(), "0 (f32) to 4 (u8)");
     TYPES.get(usize::from(code)).copied().ok_or_else(unknown)
+}
+
+/// The code of the type of a table.
+pub fn table_code(dtype: ElementType) -> Option<u8> {
+    (0..).zip(TYPES).find_map(|(code, each)| (each == dtype).then_some(code))
 }
 
 /// Computes attention of 4-D tensors: in host memory before it returns, or enqueued on a stream. The axis

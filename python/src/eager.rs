@@ -10,11 +10,14 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyCapsule, PyFloat, PyInt, PyTuple};
 
-use crate::call::{Call, DescribedFeatures, Place, Terms, code_of, options_of, program};
-use crate::device;
+use crate::call::{Call, Place, Terms, code_of, options_of, program, table_code};
 use crate::error::Error;
 use crate::gradients::{self, Given};
-use crate::torch::{CUDA, Functions, HOST, Seen, Torch, asks, quiet, requires_grad};
+use crate::torch::{Functions, HOST, Seen, Torch, asks, quiet, requires_grad};
+
+mod record;
+
+use record::Kept;
 
 /// PyTorch's functions, with which eager calls are made.
 #[pyclass(frozen)]
@@ -52,7 +55,7 @@ impl Eager {
             pending.flash_terms(&items(terms)?)?;
             pending.tensors([q, k, v], [Rows::Bshd; 2])?;
             pending.of_heads(slopes, sink, chunk)?;
-            quiet(pending.records && flag(deterministic)?)?;
+            pending.deterministic(deterministic)?;
             Some((pending, Wanted::new(&items(wants)?)?))
         };
         let Some((pending, wanted)) = wanted() else { return Ok(None) };
@@ -73,6 +76,7 @@ impl Eager {
         slopes: Option<&Bound<'py, PyAny>>,
         sink: Option<&Bound<'py, PyAny>>,
         chunk: &Bound<'py, PyAny>,
+        deterministic: &Bound<'py, PyAny>,
         wants: &Bound<'py, PyTuple>,
     ) -> Made<'py> {
         let wanted = || {
@@ -83,6 +87,7 @@ impl Eager {
             pending.tensors([q, k, v], rows)?;
             pending.lengths(&arrays, &longest)?;
             pending.of_heads(slopes, sink, chunk)?;
+            pending.deterministic(deterministic)?;
             Some((pending, Wanted::new(&items(wants)?)?))
         };
         let Some((pending, wanted)) = wanted() else { return Ok(None) };
@@ -124,9 +129,10 @@ impl Eager {
         pending.make([q, k, v], Wanted::Out)
     }
 
-    /// The gradients of q, k and v. `saved` are q, k, v, O and the LSE, of four dimensions of which `heads` is
-    /// that of the heads, and `into` memory for the gradients, where it is given. `clear` sets the gradients
-    /// to 0 first. `others` are the addresses of the sinks' gradient and of the tables' by their numbers.
+    /// The gradients of q, k and v. `saved` are q, k, v, O and the LSE, and `into` memory for the gradients,
+    /// where it is given. `heads` is the dimension of the heads in tensors with one of batch entries. `clear`
+    /// sets the gradients to 0 first. `others` are the addresses of the sinks' gradient and of the tables' by
+    /// their numbers.
     #[expect(clippy::too_many_arguments, reason = "flat arguments are the cheapest")]
     fn gradients<'py>(
         &self,
@@ -138,7 +144,7 @@ impl Eager {
         terms: Terms,
         deterministic: bool,
         clear: bool,
-        features: Option<DescribedFeatures>,
+        features: Option<&Bound<'py, PyTuple>>,
         others: (Option<u64>, Vec<(u8, u64)>),
     ) -> Made<'py> {
         let (Some(saved), Some(into)) = (items(saved), items(into)) else { return Ok(None) };
@@ -197,16 +203,18 @@ struct Pending<'a, 'py> {
     torch: &'a Torch,
     /// Whether autograd records calls.
     grad: bool,
-    /// Whether it records this one: q, k or v requires grad.
+    /// Whether it records this one: a tensor requires grad.
     records: bool,
+    kept: Kept<'py>,
     device: (i32, i32),
     call: Call,
     terms: Terms,
     /// The storages of the tensors: another thread may give a tensor a new one during the call.
     held: Vec<Bound<'py, PyAny>>,
     order: Rows,
-    /// Extents of q, and v's head dim.
+    /// Extents of q, v's rows, and its head dim.
     rows: [usize; 4],
+    keys: usize,
     dim_v: usize,
     dtype: ElementType,
 }
@@ -221,12 +229,14 @@ impl<'a, 'py> Pending<'a, 'py> {
             torch,
             grad,
             records: false,
+            kept: Kept::default(),
             device: (0, 0),
             call: Call::default(),
             terms: (false, -1, -1, None, 0.0),
             held: Vec::with_capacity(8),
             order: Rows::Bhsd,
             rows: [0; 4],
+            keys: 0,
             dim_v: 0,
             dtype: ElementType::F32,
         })
@@ -264,9 +274,15 @@ impl<'a, 'py> Pending<'a, 'py> {
         Some(())
     }
 
-    /// An operand besides q, k and v, on their device. Python code has autograd record such calls.
+    /// Whether autograd needs the gradient of a tensor.
+    fn needs(&mut self, tensor: &Bound<'py, PyAny>) -> Option<bool> {
+        let needs = self.grad && requires_grad(tensor)?;
+        self.records |= needs;
+        Some(needs)
+    }
+
+    /// An operand besides q, k and v, on their device.
     fn see(&mut self, tensor: &Bound<'py, PyAny>) -> Option<Seen> {
-        quiet(self.records || self.grad && requires_grad(tensor)?)?;
         let seen = self.torch.see(tensor, &mut self.held)?;
         (seen.device == self.device).then_some(seen)
     }
@@ -280,7 +296,7 @@ impl<'a, 'py> Pending<'a, 'py> {
         quiet(all.iter().any(|seen| (seen.dtype, seen.device) != (dtype, device)))?;
         self.device = device;
         for tensor in tensors {
-            self.records |= self.grad && requires_grad(tensor)?;
+            self.needs(tensor)?;
         }
         let orders = [of_q, of_kv, of_kv];
         for ((tensor, seen), order) in [Tensor::Q, Tensor::K, Tensor::V].into_iter().zip(&all).zip(orders) {
@@ -288,7 +304,7 @@ impl<'a, 'py> Pending<'a, 'py> {
             if tensor == Tensor::Q {
                 self.rows = shape;
             }
-            self.dim_v = shape[3];
+            (self.keys, self.dim_v) = (shape[2], shape[3]);
             self.call.insert(tensor, seen.address, View::rows(dtype, shape, strides));
         }
         (self.order, self.dtype) = (of_q, dtype);
@@ -319,6 +335,9 @@ impl<'a, 'py> Pending<'a, 'py> {
             let view = View::dense(ElementType::I32, &[elements]).ok()?;
             self.call.insert(Operand::Lengths(array), seen.address, view);
         }
+        if self.records {
+            self.kept.lengths = Some(arrays.clone());
+        }
         for (side, given) in longest.iter().enumerate() {
             self.call.options.longest[side] = match given.is_none() {
                 true => None,
@@ -346,13 +365,16 @@ impl<'a, 'py> Pending<'a, 'py> {
             let text = format!("s - t0[{index}] * float(abs(q + k_len - q_len - k))");
             self.call.options.score = program(&text).ok()?;
             let dims = seen.dimensions;
+            let wanted = self.needs(slopes)?;
+            self.kept.slopes = Some((slopes.clone(), (table_code(seen.dtype)?, dims), wanted));
+            self.kept.score = text;
             let view = View::new(seen.dtype, &seen.shape[..dims], &seen.strides[..dims]).ok()?;
             self.call.insert(Operand::Table(0), seen.address, view);
         }
         let chunk = int(chunk).filter(|chunk| (0..1 << 31).contains(chunk))?;
         if chunk > 0 {
-            quiet(self.records)?;
-            self.call.options.mask = program("(q + k_len - q_len) / i0 == k / i0").ok()?;
+            self.kept.mask = "(q + k_len - q_len) / i0 == k / i0";
+            self.call.options.mask = program(self.kept.mask).ok()?;
             self.call.options.ints = vec![chunk as i32];
         }
         if let Some(sink) = sink {
@@ -361,6 +383,7 @@ impl<'a, 'py> Pending<'a, 'py> {
             quiet(seen.shape[0] > 1 && seen.strides[0] != 1)?;
             let view = View::dense(ElementType::F32, &[seen.shape[0]]).ok()?;
             self.call.insert(Operand::Sinks, seen.address, view);
+            self.kept.sink = Some((sink.clone(), self.needs(sink)?));
         }
         Some(())
     }
@@ -373,7 +396,8 @@ impl<'a, 'py> Pending<'a, 'py> {
     /// A mask that broadcasts to `[batch, heads, rows, keys]`: truth values, or a bias.
     fn mask(&mut self, mask: &Bound<'py, PyAny>, q: &Seen, k: &Seen) -> Option<()> {
         let seen = self.see(mask)?;
-        quiet(seen.dimensions < 2)?;
+        self.needs(mask)?;
+        quiet(seen.dimensions < 2 || self.records)?;
         quiet(!seen.is_bool && seen.dtype != ElementType::F32 && seen.dtype != q.dtype)?;
         let whole = [q.shape[0], q.shape[1], q.shape[2], k.shape[2]];
         let (mut shape, mut strides, mut index) = (Vec::with_capacity(4), Vec::with_capacity(4), Vec::new());
@@ -405,18 +429,17 @@ impl<'a, 'py> Pending<'a, 'py> {
         if self.records && self.has_gradients().is_none() {
             return Ok(None);
         }
-        let [q, k, v] = tensors;
-        let Some((mut out, mut lse, place)) = self.results(q, wanted) else { return Ok(None) };
+        let Some((mut out, mut lse, place)) = self.results(tensors[0], wanted) else { return Ok(None) };
         match self.call.run(self.py, place) {
             Ok(()) => {}
             Err(error @ Error::Python(_)) => return Err(error),
             Err(_) => return Ok(None),
         }
         let none = self.py.None().into_bound(self.py);
-        if self.records {
-            let heads = if self.order == Rows::Bshd { 2 } else { 1 };
-            let call = (heads, self.terms, &none, (out, lse));
-            let recorded = self.torch.functions.record.bind(self.py).call1((q, k, v, &none, call))?;
+        if self.records
+            && let Some(of_rows) = lse
+        {
+            let recorded = self.record(tensors, (out, of_rows))?;
             (out, lse) = (recorded.get_item(0)?, Some(recorded.get_item(1)?));
         }
         Ok(Some(match (wanted, lse) {
@@ -424,14 +447,6 @@ impl<'a, 'py> Pending<'a, 'py> {
             (Wanted::OutLseAndNone, Some(lse)) => PyTuple::new(self.py, [out, lse, none])?.into_any(),
             _ => out,
         }))
-    }
-
-    /// Whether the device computes the gradients of the call, which has no features.
-    fn has_gradients(&self) -> Option<()> {
-        let (CUDA, ordinal) = self.device else { return Some(()) };
-        let (dims, programs) = ((self.rows[3], self.dim_v), (String::new(), String::new()));
-        let call = (dims, code_of(self.dtype)?, programs, (0, 0), Vec::new(), (false, false), 0);
-        quiet(device::lacks_gradients(self.py, Some(ordinal), call).ok()?.is_some())
     }
 
     fn results(&mut self, q: &Bound<'py, PyAny>, wanted: Wanted) -> Option<Results<'py>> {

@@ -61,9 +61,21 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Whether the elements of the last of four dimensions lie one behind the other.
+    /// Whether the elements of the last dimension lie one behind the other.
     pub fn has_rows(&self) -> bool {
-        self.strides[3] == 1 || self.shape[3] == 1
+        let last = self.dimensions - 1;
+        self.strides[last] == 1 || self.shape[last] == 1
+    }
+
+    /// The tensor with another first dimension, of one element, if it has one dimension less than stated.
+    pub fn with_entries(mut self, dimensions: usize) -> Option<Seen> {
+        if self.dimensions + 1 == dimensions {
+            (self.dimensions, self.shape) =
+                (dimensions, std::array::from_fn(|i| if i == 0 { 1 } else { self.shape[i - 1] }));
+            self.strides = std::array::from_fn(|i| if i == 0 { 0 } else { self.strides[i - 1] });
+            self.strides[0] = self.shape[1] as i64 * self.strides[1];
+        }
+        (self.dimensions == dimensions).then_some(self)
     }
 
     /// Address, shape and strides of four dimensions.
@@ -115,9 +127,12 @@ pub struct Functions {
     pub output_like: Py<PyAny>,
     /// Of q and a shape, in float32.
     pub floats: Py<PyAny>,
-    /// Has autograd record a call that is made: q, k, v, no sinks, and the axis of the heads, the terms, no
-    /// features, and the results. Returns the results.
+    /// Has autograd record a call that is made, and returns its results as autograd knows them. Of q, k, v,
+    /// the sinks, the call (the axis of the heads, the terms, features, lengths and the results), and tables.
     pub record: Py<PyAny>,
+    /// The features of a call without their tensors, by its sizes, programs, whether there are ALiBi slopes,
+    /// and whether gradients must have equal bits in each run.
+    pub features: Py<PyAny>,
 }
 
 /// PyTorch, as far as calls need it.
@@ -156,11 +171,7 @@ impl Torch {
 
     /// Describes a plain tensor, and pushes its storage on `held`. `None` for other objects, for tensors
     /// without elements, whose elements stand for negated ones, or lie outside of their storage.
-    pub fn see<'py>(
-        &self,
-        tensor: &Bound<'py, PyAny>,
-        held: &mut Vec<Bound<'py, PyAny>>,
-    ) -> Option<Seen> {
+    pub fn see<'py>(&self, tensor: &Bound<'py, PyAny>, held: &mut Vec<Bound<'py, PyAny>>) -> Option<Seen> {
         let (py, kind) = (tensor.py(), tensor.get_type_ptr());
         let Functions { plain, .. } = &self.functions;
         quiet(kind != plain.0.as_ptr().cast() && kind != plain.1.as_ptr().cast())?;
