@@ -175,10 +175,12 @@ def compute(
 
 def _with_entries(d_out: Tensor, d_lse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor | None, Saved]:
     """The tensors with a dimension of batch entries, which those of packed rows may lack."""
-    if saved.out.ndim == 3:
+    q, k, v, out, lse = saved
+    k, v = (x[None] if x.ndim == 3 else x for x in (k, v))
+    if q.ndim == 3:
         d_out, d_lse = d_out[None], None if d_lse is None else d_lse[None]
-    dims = (4, 4, 4, 4, 3)
-    return d_out, d_lse, Saved(*(x[None] if x.ndim < n else x for x, n in zip(saved, dims)))
+        q, out, lse = q[None], out[None], lse[None]
+    return d_out, d_lse, Saved(q, k, v, out, lse)
 
 
 def _computed(

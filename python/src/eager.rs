@@ -335,7 +335,8 @@ impl<'a, 'py> Pending<'a, 'py> {
             let view = View::dense(ElementType::I32, &[elements]).ok()?;
             self.call.insert(Operand::Lengths(array), seen.address, view);
         }
-        if self.records {
+        // A sink that is read later may be what requires grad.
+        if self.grad && arrays.iter().any(|array| !array.is_none()) {
             self.kept.lengths = Some(arrays.clone());
         }
         for (side, given) in longest.iter().enumerate() {

@@ -214,7 +214,9 @@ def recorded_calls(device):
         yield flash, arguments, {**options, "deterministic": True}, [arguments[1]]
         yield flash, arguments, options, extras or [arguments[0]]
     for arguments, options in varlen_calls(device):
-        yield varlen, arguments, options, list(arguments[:3])
+        extras = [options[name] for name in ("alibi_slopes", "learnable_sink") if name in options]
+        yield varlen, arguments, options, [*arguments[:3], *extras]
+        yield varlen, arguments, options, extras or [arguments[0]]
     q, k = make(device, 2, 4, 5, 32, dtype=torch.float16), make(device, 2, 2, 7, 32, dtype=torch.float16)
     yield sdpa, (q, k, k[..., :16]), {"enable_gqa": True, "is_causal": True}, [q, k]
     yield sdpa, (q.transpose(1, 2).contiguous().transpose(1, 2), k, k), {"enable_gqa": True, "scale": 0.25}, [k]
