@@ -425,8 +425,8 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
         return (dq, dk, dv, d_sink, None, *d_tables)
 
 
-# `torch.autograd.Function.apply` without what it does for the transforms of `torch.func`, under which Rust makes no
-# calls.
+# `torch.autograd.Function.apply` without what it does for the transforms of `torch.func`, under which Rust
+# makes no calls.
 record = super(torch.autograd.Function, _Recorded).apply
 
 
