@@ -139,13 +139,63 @@ def compute(
     into: tuple[Tensor | None, ...] = (None, None, None),
 ) -> list[Tensor]:
     """The gradients of q, k and v, then those that are wanted: of the sinks, and of tables in float32. ``into`` has
-    memory for the first three, with contiguous rows."""
+    memory for the first three, with contiguous rows. Packed rows may lack the dimension of the batch entries."""
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     q = saved.q
     if q.is_cuda and q.get_device() != _cuda._current_device():
         with torch.cuda.device(q.get_device()):
             return compute(d_out, d_lse, saved, heads, terms, features, wants, deterministic, into)
+    uneven = features is not None and features.uneven
+    # Rows of no sequence have no gradient, and a call without rows writes nothing.
+    clear = uneven or not saved.out.numel()
+    tables = [] if features is None else features.tables
+    numbers = [i for i in range(len(tables)) if wants.tables >> i & 1]
+    sinks = [q.new_empty((q.shape[heads - 4],), dtype=torch.float32)] if wants.sink else []
+    sums = [q.new_empty(_summed(tables[i]), dtype=torch.float32) for i in numbers]
+    if clear:
+        for x in (*sinks, *sums):
+            x.zero_()
+    held: list[Any] = []
+    others = (
+        _memory.address("d_sinks", sinks[0], held) if sinks else None,
+        [(i, _memory.address("d_table", x, held)) for i, x in zip(numbers, sums)],
+    )
+    results = None
+    if _calls.eager is not None:
+        results = _calls.eager.gradients(
+            d_out, d_lse, saved, into, heads, terms, deterministic, uneven, features, others
+        )  # fmt: skip
+    if results is None:
+        given = (*_with_entries(d_out, d_lse, saved), into)
+        results = _computed(given, heads, terms, features, deterministic, clear, others)
+        results = [dx if dx.ndim == x.ndim else dx[0] for dx, x in zip(results, saved)]
+    return [*results, *sinks, *(_of_table(x, tables[i]) for i, x in zip(numbers, sums))]
+
+
+def _with_entries(d_out: Tensor, d_lse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor | None, Saved]:
+    """The tensors with a dimension of batch entries, which those of packed rows may lack."""
+    q, k, v, out, lse = saved
+    k, v = (x[None] if x.ndim == 3 else x for x in (k, v))
+    if q.ndim == 3:
+        d_out, d_lse = d_out[None], None if d_lse is None else d_lse[None]
+        q, out, lse = q[None], out[None], lse[None]
+    return d_out, d_lse, Saved(q, k, v, out, lse)
+
+
+def _computed(
+    given: tuple[Tensor, Tensor | None, Saved, tuple[Tensor | None, ...]],
+    heads: int,
+    terms: Terms,
+    features: Features | None,
+    deterministic: bool,
+    clear: bool,
+    others: tuple[int | None, list[tuple[int, int]]],
+) -> list[Tensor]:
+    """The gradients of q, k and v of a call that Rust does not read. ``others`` are the addresses of the gradients of
+    sinks and tables."""
+    d_out, d_lse, saved, into = given
+    q, features = saved.q, features and _dense(features)
     _check_gradient("d_out", d_out, saved.out, saved.out.dtype)
     code, _ = _cuda.codes(q, saved.k, saved.v)
     plain = [_cuda.plain_rows(name, _cuda.resolved(name, x)) for name, x in zip(Saved._fields, saved[:4])]
@@ -159,15 +209,9 @@ def compute(
     if d_lse is not None:
         _check_gradient("d_lse", d_lse, lse, torch.float32)
         d_lse = _cuda.resolved("d_lse", d_lse).contiguous()
-    # Rows of no sequence have no gradient, and a call without rows writes nothing.
-    clear = (features is not None and features.uneven) or not saved.out.numel()
-    results = [_cuda.output_like(x, x.shape[3]) if given is None else given for x, given in zip(plain, into)]
-    sinks = [q.new_empty((q.shape[heads],), dtype=torch.float32)] if wants.sink else []
-    numbers = [i for i in range(8) if wants.tables >> i & 1]
-    tables = [] if features is None else features.tables
-    sums = [q.new_empty(_summed(tables[i]), dtype=torch.float32) for i in numbers]
+    results = [_cuda.output_like(x, x.shape[3]) if memory is None else memory for x, memory in zip(plain, into)]
     if clear:
-        for x in (*results, *sinks, *sums):
+        for x in results:
             x.zero_()
     held: list[Any] = []
 
@@ -192,11 +236,10 @@ def compute(
             (at("d_out", d_out), d_out.stride()),
             None if d_lse is None else at("d_lse", d_lse),
             [(at(f"d{name}", x), x.stride()) for name, x in zip("qkv", results)],
-            at("d_sinks", sinks[0]) if sinks else None,
-            [(i, at("d_table", x)) for i, x in zip(numbers, sums)],
+            *others,
         ),
     )
-    return [*results, *sinks, *(_of_table(x, tables[i]) for i, x in zip(numbers, sums))]
+    return results
 
 
 def _summed(table: Tensor) -> list[int]:
@@ -253,12 +296,17 @@ def _operator(
         others = (None, None, None, [0, 0, 0], None, False, dropout_p, _calls._plain(state))
         made = _calls._stated((*map(_calls._plain, stated), *others))
         _calls._check_features(plain[2], plain[3], plain[4], heads, made)
-        lengths: Any = tuple(None if x is None else x.contiguous() for x in made.lengths)
-        made = made._replace(lengths=lengths, sink=None if made.sink is None else made.sink.contiguous())
     return compute(
         plain[0], plain[1], Saved(*plain[2:]), heads, terms, made,
         Wants(of_sink, of_tables), deterministic,
     )  # fmt: skip
+
+
+def _dense(features: Features) -> Features:
+    """The features with arrays that kernels read: a hook of saved tensors may return others."""
+    lengths: Any = tuple(None if x is None else x.contiguous() for x in features.lengths)
+    sink, state = (None if x is None else x.contiguous() for x in (features.sink, features.rng_state))
+    return features._replace(lengths=lengths, sink=sink, rng_state=state)
 
 
 def _has_features(stated: list[Any]) -> bool:
@@ -330,20 +378,26 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, call: Any, *tables: Tensor) -> Any:
-        heads, terms, features = call
-        out, lse = _calls._now(q, k, v, heads, terms, True, features)
+        heads, terms, features, others, made = call
+        out, lse = _calls._now(q, k, v, heads, terms, True, features) if made is None else made
         ctx.set_materialize_grads(False)
-        others: tuple[Any, ...] = () if features is None else (*features.lengths, features.rng_state)
         ctx.save_for_backward(q, k, v, out, lse, sink, *tables, *others)
-        # Without the tensors, which must not be kept twice.
-        bare = {"lengths": _features.NO_LENGTHS, "sink": None, "tables": (), "rng_state": None}
-        ctx.call = heads, terms, features and features._replace(**bare)
+        if made is None and features is not None:
+            # Without the tensors, which must not be kept twice.
+            bare = {"lengths": _features.NO_LENGTHS, "sink": None, "tables": (), "rng_state": None}
+            features = features._replace(**bare)
+        ctx.call = heads, terms, features
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
         q, k, v, out, lse, sink, *rest = ctx.saved_tensors
         heads, terms, features = ctx.call
+        if features is None and d_out is not None and not torch.is_grad_enabled():
+            deterministic = torch.are_deterministic_algorithms_enabled()
+            saved = Saved(q, k, v, out, lse)
+            found = compute(d_out, d_lse, saved, heads, terms, None, _NONE, deterministic)
+            return (*found, None, None)
         needs = ctx.needs_input_grad
         tables = rest[: len(needs) - 5]
         wants = Wants(sink is not None and needs[3], sum(1 << i for i, wanted in enumerate(needs[5:]) if wanted))
@@ -358,24 +412,44 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
         saved = Saved(q, k, v, out, lse)
         if torch.is_grad_enabled():  # for a second derivative, which the operator refuses
             stated = _calls._flat(features or _features.Features())
+            d_out, d_lse, saved = _with_entries(d_out, d_lse, saved)
             found = torch.ops.flashcore_attn.attention_backward(
                 d_out, d_lse, *saved, heads, *terms, *stated[:14], *wants, deterministic, *stated[20:]
             )
         else:
             found = compute(d_out, d_lse, saved, heads, terms, features, wants, deterministic)
         dq, dk, dv, *others = found
+        dq, dk, dv = (dx if dx.ndim == x.ndim else dx[0] for dx, x in zip((dq, dk, dv), (q, k, v)))
         d_sink = others.pop(0) if wants.sink else None
         d_tables = [others.pop(0).to(x.dtype) if wanted else None for x, wanted in zip(tables, needs[5:])]
         return (dq, dk, dv, d_sink, None, *d_tables)
+
+
+# `torch.autograd.Function.apply` without what it does for the transforms of `torch.func`, under which Rust
+# makes no calls.
+record = super(torch.autograd.Function, _Recorded).apply
 
 
 def recorded(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, features: Features | None
 ) -> tuple[Tensor, Tensor]:
     """The result and the log-sum-exp of a call on plain tensors that autograd records."""
-    sink, tables = (None, ()) if features is None else (features.sink, features.tables)
-    out, lse = _Recorded.apply(q, k, v, sink, (heads, terms, features), *tables)
+    if features is None:
+        out, lse = _Recorded.apply(q, k, v, None, (heads, terms, None, (), None))
+    else:
+        others = (*features.lengths, features.rng_state)
+        out, lse = _Recorded.apply(q, k, v, features.sink, (heads, terms, features, others, None), *features.tables)
     return out, lse
+
+
+def without_tensors(
+    sizes: tuple[int, int, int], programs: tuple[str, str, tuple[int, ...]], slopes: bool, deterministic: bool
+) -> Features:
+    """The features of a call that Rust has made."""
+    (score, mask, ints), names = programs, ("alibi_slopes",) if slopes else ()
+    return _features.Features(
+        _features.NO_LENGTHS, *sizes, None, score, mask, (), ints, deterministic=deterministic, names=names
+    )  # fmt: skip
 
 
 def called(operator: Any, *arguments: Any) -> Any:

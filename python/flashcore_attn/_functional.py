@@ -190,7 +190,7 @@ def flash_attn_func(
         if descale_q is descale_k is descale_v is q_descale is k_descale is v_descale is temperature is qv is None:
             made = _torch.eager.flash(
                 q, k, v, (dropout_p, softmax_scale, causal, window_size, softcap), alibi_slopes, learnable_sink,
-                attention_chunk, (return_attn_probs, return_lse),
+                attention_chunk, deterministic, (return_attn_probs, return_lse),
             )  # fmt: skip
         if made is not None:
             return made

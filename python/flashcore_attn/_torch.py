@@ -92,6 +92,8 @@ def _in_rust() -> Any:
         output_like=_cuda.output_like,
         # Separate extents are parsed in two thirds of the time that a sequence takes.
         floats=lambda q, shape: q.new_empty(*shape, dtype=torch.float32),
+        record=_autograd.record,
+        features=_autograd.without_tensors,
     )
     try:
         return _flashcore.Eager(capsule, functions)
@@ -288,7 +290,6 @@ def _quantized(name: str, x: Tensor, heads: int, options: Options, dtype: torch.
     return codes.transpose(1, 2), factors
 
 
-eager = _in_rust()
 Tracing = _recording.Tracing
 explain = _cuda.explain
 as_table, as_sink, as_lengths = _cuda.as_table, _cuda.as_sink, _cuda.as_lengths
@@ -625,6 +626,7 @@ if hasattr(_operator, "register_vmap"):
 from . import _autograd, _cached  # noqa: E402  (which read this module)
 
 _autograd.register((_operator, _operator_with))
+eager = _in_rust()
 append_and_attend, merge_states = _cached.append_and_attend, _cached.merge_states
 reshape_and_cache, check_array = _cached.reshape_and_cache, _cached.check_array
 

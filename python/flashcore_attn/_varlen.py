@@ -119,7 +119,7 @@ def flash_attn_varlen_func(
             made = torch.eager.varlen(
                 q, k, v, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k), (max_seqlen_q, max_seqlen_k),
                 (dropout_p, softmax_scale, causal, window_size, softcap), alibi_slopes, learnable_sink,
-                attention_chunk, (return_attn_probs, return_lse),
+                attention_chunk, deterministic, (return_attn_probs, return_lse),
             )  # fmt: skip
         if made is not None:
             return made

@@ -37,7 +37,7 @@ pub type Place = (Option<i32>, u64);
 type DescribedLengths = (usize, usize, usize, [Option<u64>; 5]);
 
 /// Address, index of the type in [`TYPES`], extents and strides in elements.
-type DescribedTable = (u64, u8, Vec<usize>, Vec<i64>);
+pub type DescribedTable = (u64, u8, Vec<usize>, Vec<i64>);
 
 /// Address, strides of batch entries, KV heads and blocks of rows in elements, and the rows of a block (0:
 /// one factor per KV head).
@@ -85,6 +85,11 @@ const TYPES: [ElementType; 5] =
 pub fn table_type(code: u8) -> Result<ElementType, Error> {
     let unknown = || Error::invalid("the type of a table", &code.to_string(), "0 (f32) to 4 (u8)");
     TYPES.get(usize::from(code)).copied().ok_or_else(unknown)
+}
+
+/// The code of the type of a table.
+pub fn table_code(dtype: ElementType) -> Option<u8> {
+    (0..).zip(TYPES).find_map(|(code, each)| (each == dtype).then_some(code))
 }
 
 /// Computes attention of 4-D tensors: in host memory before it returns, or enqueued on a stream. The axis
@@ -224,13 +229,13 @@ impl Call {
     }
 
     /// Has the call return the log-sum-exp.
-    fn add_lse(&mut self, address: u64) -> Result<(), Error> {
+    pub fn add_lse(&mut self, address: u64) -> Result<(), Error> {
         self.options.pass = Pass::Forward { lse: true, continues: self.options.pass.continues() };
         self.insert_dense(Operand::Lse, address, ElementType::F32, &self.rows.clone())
     }
 
     /// Makes the call the backward pass. Gradients have the shapes and types of their tensors.
-    fn add_gradients(&mut self, heads: usize, gradients: DescribedGradients) -> Result<(), Error> {
+    pub fn add_gradients(&mut self, heads: usize, gradients: DescribedGradients) -> Result<(), Error> {
         let (deterministic, d_out, d_lse, tensors, d_sinks, d_tables) = gradients;
         let [dq, dk, dv] = tensors;
         for (gradient, of, (address, strides)) in [
@@ -264,7 +269,7 @@ impl Call {
         Ok(())
     }
 
-    fn add(&mut self, features: DescribedFeatures) -> Result<(), Error> {
+    pub fn add(&mut self, features: DescribedFeatures) -> Result<(), Error> {
         let (lengths, of_heads, score, mask, floats, ints, tables, scales, pages, before, dropout) = features;
         let [mut batch, heads, mut rows] = self.rows;
         let [heads_kv, mut keys] = self.keys;
@@ -400,6 +405,19 @@ pub fn types_of(code: u32) -> Result<([DType; 4], bool), Error> {
         }
     }
 }
+
+/// The code of tensors that all have one type of 16 or 32 bits.
+pub fn code_of(dtype: ElementType) -> Option<u32> {
+    match dtype {
+        ElementType::F16 => Some(0x0000),
+        ElementType::Bf16 => Some(0x1111),
+        ElementType::F32 => Some(0x2222),
+        _ => None,
+    }
+}
+
+/// The bit of a code for products in tf32.
+pub const TF32: u32 = 1 << 16;
 
 /// The options of a call without features.
 ///

@@ -1,6 +1,8 @@
 //! GPUs: the plan of a call, and what the driver lists.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use driver::{CubinCache, DeviceInfo};
 use flashcore::gpu::Gpu;
@@ -57,14 +59,35 @@ pub fn explain<'py>(
 type Differentiated =
     ((usize, usize), u32, (String, String), (usize, usize), Vec<(u8, usize)>, (bool, bool), u8);
 
+/// Largest number of kinds of calls whose gradients are known. With more, all are forgotten.
+const MOST: usize = 1024;
+
 /// Why a GPU, or without an ordinal the CPU, computes no gradients of such calls; `None` if it does. Compiles
-/// nothing.
+/// nothing. The answer is remembered: each call that autograd records asks.
 #[pyfunction]
 pub fn lacks_gradients(
     py: Python<'_>,
     ordinal: Option<i32>,
     call: Differentiated,
 ) -> Result<Option<String>, Error> {
+    type Known = HashMap<(Option<i32>, Differentiated), Option<String>>;
+    // The interpreter is held while this is locked, so that no other thread can fork meanwhile.
+    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (ordinal, call);
+    if let Some(reason) = known().get(&key) {
+        return Ok(reason.clone());
+    }
+    let reason = find_lack(py, ordinal, key.1.clone())?;
+    let mut known = known();
+    if known.len() >= MOST {
+        known.clear();
+    }
+    known.insert(key, reason.clone());
+    Ok(reason)
+}
+
+fn find_lack(py: Python<'_>, ordinal: Option<i32>, call: Differentiated) -> Result<Option<String>, Error> {
     let ((dim, dim_v), dtypes, (score, mask), (floats, ints), tables, (sink, of_sinks), of_tables) = call;
     let (score, mask) = (program(&score)?, program(&mask)?);
     let Some(ordinal) = ordinal else {

@@ -6,18 +6,25 @@
 
 use flashcore::raw::View;
 use problem::{ElementType, LengthArray, Operand, Pass, Strides, Tensor};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyCapsule, PyFloat, PyInt, PyTuple};
 
-use crate::call::{Call, Place, options_of, program};
+use crate::call::{Call, Place, Terms, code_of, options_of, program, table_code};
 use crate::error::Error;
-use crate::torch::{CUDA, Functions, HOST, Seen, Torch, asks, quiet};
+use crate::gradients::{self, Given};
+use crate::torch::{Functions, HOST, Seen, Torch, asks, quiet, requires_grad};
+
+mod record;
+
+use record::Kept;
 
 /// PyTorch's functions, with which eager calls are made.
 #[pyclass(frozen)]
 pub struct Eager(Torch);
 
-type Made<'py> = Result<Option<Bound<'py, PyAny>>, Error>;
+/// The results of a call; `None` if it is for Python code.
+pub type Made<'py> = Result<Option<Bound<'py, PyAny>>, Error>;
 
 /// Memory for O and the LSE, and where they are computed.
 type Results<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, Place);
@@ -40,6 +47,7 @@ impl Eager {
         slopes: Option<&Bound<'py, PyAny>>,
         sink: Option<&Bound<'py, PyAny>>,
         chunk: &Bound<'py, PyAny>,
+        deterministic: &Bound<'py, PyAny>,
         wants: &Bound<'py, PyTuple>,
     ) -> Made<'py> {
         let wanted = || {
@@ -47,10 +55,11 @@ impl Eager {
             pending.flash_terms(&items(terms)?)?;
             pending.tensors([q, k, v], [Rows::Bshd; 2])?;
             pending.of_heads(slopes, sink, chunk)?;
+            pending.deterministic(deterministic)?;
             Some((pending, Wanted::new(&items(wants)?)?))
         };
         let Some((pending, wanted)) = wanted() else { return Ok(None) };
-        pending.make(q, wanted)
+        pending.make([q, k, v], wanted)
     }
 
     /// `flash_attn_varlen_func`. `arrays` are `cu_seqlens_q`, `cu_seqlens_k`, `seqused_q`, `seqused_k` and
@@ -67,6 +76,7 @@ impl Eager {
         slopes: Option<&Bound<'py, PyAny>>,
         sink: Option<&Bound<'py, PyAny>>,
         chunk: &Bound<'py, PyAny>,
+        deterministic: &Bound<'py, PyAny>,
         wants: &Bound<'py, PyTuple>,
     ) -> Made<'py> {
         let wanted = || {
@@ -77,10 +87,11 @@ impl Eager {
             pending.tensors([q, k, v], rows)?;
             pending.lengths(&arrays, &longest)?;
             pending.of_heads(slopes, sink, chunk)?;
+            pending.deterministic(deterministic)?;
             Some((pending, Wanted::new(&items(wants)?)?))
         };
         let Some((pending, wanted)) = wanted() else { return Ok(None) };
-        pending.make(q, wanted)
+        pending.make([q, k, v], wanted)
     }
 
     /// `scaled_dot_product_attention`. With `replaces`, the call is one of PyTorch's own function.
@@ -107,15 +118,38 @@ impl Eager {
                 quiet(!asks(q.py(), &self.0.functions.flash_enabled)?)?;
             }
             pending.terms(true, -1, if is_causal { 0 } else { -1 }, scale, 0.0)?;
-            let [q, k, _] = pending.tensors([q, k, v], [Rows::Bhsd; 2])?;
-            quiet(q.shape[1] != k.shape[1] && !gqa)?;
+            let [of_q, of_k, _] = pending.tensors([q, k, v], [Rows::Bhsd; 2])?;
+            quiet(of_q.shape[1] != of_k.shape[1] && !gqa)?;
             if let Some(mask) = mask {
-                pending.mask(mask, &q, &k)?;
+                pending.mask(mask, &of_q, &of_k)?;
             }
             Some(pending)
         };
         let Some(pending) = wanted() else { return Ok(None) };
-        pending.make(q, Wanted::Out)
+        pending.make([q, k, v], Wanted::Out)
+    }
+
+    /// The gradients of q, k and v. `saved` are q, k, v, O and the LSE, and `into` memory for the gradients,
+    /// where it is given. `heads` is the dimension of the heads in tensors with one of batch entries. `clear`
+    /// sets the gradients to 0 first. `others` are the addresses of the sinks' gradient and of the tables' by
+    /// their numbers.
+    #[expect(clippy::too_many_arguments, reason = "flat arguments are the cheapest")]
+    fn gradients<'py>(
+        &self,
+        d_out: &Bound<'py, PyAny>,
+        d_lse: Option<&Bound<'py, PyAny>>,
+        saved: &Bound<'py, PyTuple>,
+        into: &Bound<'py, PyTuple>,
+        heads: usize,
+        terms: Terms,
+        deterministic: bool,
+        clear: bool,
+        features: Option<&Bound<'py, PyTuple>>,
+        others: (Option<u64>, Vec<(u8, u64)>),
+    ) -> Made<'py> {
+        let (Some(saved), Some(into)) = (items(saved), items(into)) else { return Ok(None) };
+        let given = Given { d_out, d_lse, saved, into, heads };
+        gradients::compute(&self.0, &given, terms, (deterministic, clear), features, others)
     }
 }
 
@@ -167,15 +201,20 @@ impl Rows {
 struct Pending<'a, 'py> {
     py: Python<'py>,
     torch: &'a Torch,
-    /// Whether gradients are recorded.
+    /// Whether autograd records calls.
     grad: bool,
+    /// Whether it records this one: a tensor requires grad.
+    records: bool,
+    kept: Kept<'py>,
     device: (i32, i32),
     call: Call,
+    terms: Terms,
     /// The storages of the tensors: another thread may give a tensor a new one during the call.
     held: Vec<Bound<'py, PyAny>>,
     order: Rows,
-    /// Extents of q, and v's head dim.
+    /// Extents of q, v's rows, and its head dim.
     rows: [usize; 4],
+    keys: usize,
     dim_v: usize,
     dtype: ElementType,
 }
@@ -185,9 +224,22 @@ impl<'a, 'py> Pending<'a, 'py> {
         let py = q.py();
         torch.is_quiet(py)?;
         let grad = asks(py, &torch.functions.grad_enabled)?;
-        let (call, held) = (Call::default(), Vec::with_capacity(8));
-        let (order, dtype) = (Rows::Bhsd, ElementType::F32);
-        Some(Pending { py, torch, grad, device: (0, 0), call, held, order, rows: [0; 4], dim_v: 0, dtype })
+        Some(Pending {
+            py,
+            torch,
+            grad,
+            records: false,
+            kept: Kept::default(),
+            device: (0, 0),
+            call: Call::default(),
+            terms: (false, -1, -1, None, 0.0),
+            held: Vec::with_capacity(8),
+            order: Rows::Bhsd,
+            rows: [0; 4],
+            keys: 0,
+            dim_v: 0,
+            dtype: ElementType::F32,
+        })
     }
 
     fn no_dropout(&self, dropout: &Bound<'_, PyAny>) -> Option<()> {
@@ -217,31 +269,42 @@ impl<'a, 'py> Pending<'a, 'py> {
             None => None,
             Some(scale) => Some(float(scale)? as f32),
         };
-        self.call.options = options_of((top_left, before, after, scale, cap)).ok()?;
+        self.terms = (top_left, before, after, scale, cap);
+        self.call.options = options_of(self.terms).ok()?;
         Some(())
     }
 
-    /// An operand, on the device of q.
+    /// Whether autograd needs the gradient of a tensor.
+    fn needs(&mut self, tensor: &Bound<'py, PyAny>) -> Option<bool> {
+        let needs = self.grad && requires_grad(tensor)?;
+        self.records |= needs;
+        Some(needs)
+    }
+
+    /// An operand besides q, k and v, on their device.
     fn see(&mut self, tensor: &Bound<'py, PyAny>) -> Option<Seen> {
-        let seen = self.torch.see(tensor, self.grad, &mut self.held)?;
+        let seen = self.torch.see(tensor, &mut self.held)?;
         (seen.device == self.device).then_some(seen)
     }
 
     /// Q, K and V of one type with 16 or 32 bits. `order` is that of the queries and of the keys.
-    fn tensors(&mut self, [q, k, v]: [&Bound<'py, PyAny>; 3], [of_q, of_kv]: [Rows; 2]) -> Option<[Seen; 3]> {
-        let of_query = self.torch.see(q, self.grad, &mut self.held)?;
-        self.device = of_query.device;
-        let all = [of_query, self.see(k)?, self.see(v)?];
-        let dtype = all[0].dtype;
-        let known = matches!(dtype, ElementType::F16 | ElementType::Bf16 | ElementType::F32);
-        quiet(!known || all.iter().any(|seen| seen.dtype != dtype))?;
+    fn tensors(&mut self, tensors: [&Bound<'py, PyAny>; 3], [of_q, of_kv]: [Rows; 2]) -> Option<[Seen; 3]> {
+        let mut see = |tensor: &Bound<'py, PyAny>| self.torch.see(tensor, &mut self.held);
+        let all = [see(tensors[0])?, see(tensors[1])?, see(tensors[2])?];
+        let Seen { dtype, device, .. } = all[0];
+        code_of(dtype)?;
+        quiet(all.iter().any(|seen| (seen.dtype, seen.device) != (dtype, device)))?;
+        self.device = device;
+        for tensor in tensors {
+            self.needs(tensor)?;
+        }
         let orders = [of_q, of_kv, of_kv];
         for ((tensor, seen), order) in [Tensor::Q, Tensor::K, Tensor::V].into_iter().zip(&all).zip(orders) {
             let (shape, strides) = order.of(seen)?;
             if tensor == Tensor::Q {
                 self.rows = shape;
             }
-            self.dim_v = shape[3];
+            (self.keys, self.dim_v) = (shape[2], shape[3]);
             self.call.insert(tensor, seen.address, View::rows(dtype, shape, strides));
         }
         (self.order, self.dtype) = (of_q, dtype);
@@ -272,6 +335,10 @@ impl<'a, 'py> Pending<'a, 'py> {
             let view = View::dense(ElementType::I32, &[elements]).ok()?;
             self.call.insert(Operand::Lengths(array), seen.address, view);
         }
+        // A sink that is read later may be what requires grad.
+        if self.grad && arrays.iter().any(|array| !array.is_none()) {
+            self.kept.lengths = Some(arrays.clone());
+        }
         for (side, given) in longest.iter().enumerate() {
             self.call.options.longest[side] = match given.is_none() {
                 true => None,
@@ -299,12 +366,16 @@ impl<'a, 'py> Pending<'a, 'py> {
             let text = format!("s - t0[{index}] * float(abs(q + k_len - q_len - k))");
             self.call.options.score = program(&text).ok()?;
             let dims = seen.dimensions;
+            let wanted = self.needs(slopes)?;
+            self.kept.slopes = Some((slopes.clone(), (table_code(seen.dtype)?, dims), wanted));
+            self.kept.score = text;
             let view = View::new(seen.dtype, &seen.shape[..dims], &seen.strides[..dims]).ok()?;
             self.call.insert(Operand::Table(0), seen.address, view);
         }
         let chunk = int(chunk).filter(|chunk| (0..1 << 31).contains(chunk))?;
         if chunk > 0 {
-            self.call.options.mask = program("(q + k_len - q_len) / i0 == k / i0").ok()?;
+            self.kept.mask = "(q + k_len - q_len) / i0 == k / i0";
+            self.call.options.mask = program(self.kept.mask).ok()?;
             self.call.options.ints = vec![chunk as i32];
         }
         if let Some(sink) = sink {
@@ -313,6 +384,7 @@ impl<'a, 'py> Pending<'a, 'py> {
             quiet(seen.shape[0] > 1 && seen.strides[0] != 1)?;
             let view = View::dense(ElementType::F32, &[seen.shape[0]]).ok()?;
             self.call.insert(Operand::Sinks, seen.address, view);
+            self.kept.sink = Some((sink.clone(), self.needs(sink)?));
         }
         Some(())
     }
@@ -325,7 +397,8 @@ impl<'a, 'py> Pending<'a, 'py> {
     /// A mask that broadcasts to `[batch, heads, rows, keys]`: truth values, or a bias.
     fn mask(&mut self, mask: &Bound<'py, PyAny>, q: &Seen, k: &Seen) -> Option<()> {
         let seen = self.see(mask)?;
-        quiet(seen.dimensions < 2)?;
+        self.needs(mask)?;
+        quiet(seen.dimensions < 2 || self.records)?;
         quiet(!seen.is_bool && seen.dtype != ElementType::F32 && seen.dtype != q.dtype)?;
         let whole = [q.shape[0], q.shape[1], q.shape[2], k.shape[2]];
         let (mut shape, mut strides, mut index) = (Vec::with_capacity(4), Vec::with_capacity(4), Vec::new());
@@ -352,15 +425,24 @@ impl<'a, 'py> Pending<'a, 'py> {
         Some(())
     }
 
-    /// Allocates the results and computes them.
-    fn make(mut self, q: &Bound<'py, PyAny>, wanted: Wanted) -> Made<'py> {
-        let Some((out, lse, place)) = self.results(q, wanted) else { return Ok(None) };
+    /// Allocates the results, computes them, and has autograd record the call if it must.
+    fn make(mut self, tensors: [&Bound<'py, PyAny>; 3], wanted: Wanted) -> Made<'py> {
+        if self.records && self.has_gradients().is_none() {
+            return Ok(None);
+        }
+        let Some((mut out, mut lse, place)) = self.results(tensors[0], wanted) else { return Ok(None) };
         match self.call.run(self.py, place) {
             Ok(()) => {}
             Err(error @ Error::Python(_)) => return Err(error),
             Err(_) => return Ok(None),
         }
         let none = self.py.None().into_bound(self.py);
+        if self.records
+            && let Some(of_rows) = lse
+        {
+            let recorded = self.record(tensors, (out, of_rows))?;
+            (out, lse) = (recorded.get_item(0)?, Some(recorded.get_item(1)?));
+        }
         Ok(Some(match (wanted, lse) {
             (Wanted::OutAndLse, Some(lse)) => PyTuple::new(self.py, [out, lse])?.into_any(),
             (Wanted::OutLseAndNone, Some(lse)) => PyTuple::new(self.py, [out, lse, none])?.into_any(),
@@ -370,19 +452,8 @@ impl<'a, 'py> Pending<'a, 'py> {
 
     fn results(&mut self, q: &Bound<'py, PyAny>, wanted: Wanted) -> Option<Results<'py>> {
         let functions = &self.torch.functions;
-        let ask = |function: &Py<PyAny>| function.bind(self.py).call0().ok();
-        let place = match self.device {
-            (HOST, _) => (None, ask(&functions.threads)?.extract().ok()?),
-            (CUDA, ordinal) => {
-                // PyTorch allocates, and captures, on the current device.
-                quiet(ask(&functions.current_device)?.extract::<i32>().ok()? != ordinal)?;
-                if self.dtype == ElementType::F32 {
-                    self.call.options.tf32 = asks(self.py, &functions.allows_tf32)?;
-                }
-                (Some(ordinal), self.torch.current_stream(ordinal)?)
-            }
-            _ => return None,
-        };
+        let place = self.torch.place(self.py, self.device)?;
+        self.call.options.tf32 = self.torch.tf32(self.py, self.device, self.dtype)?;
         let [batch, heads, rows, dim] = self.rows;
         let out = if dim == self.dim_v {
             functions.empty_like.bind(self.py).call1((q,))
@@ -391,10 +462,12 @@ impl<'a, 'py> Pending<'a, 'py> {
             functions.output_like.bind(self.py).call1((q, self.dim_v))
         };
         let out = out.ok()?;
+        // Autograd treats results that are views in another way.
+        quiet(self.records && out.call_method0(intern!(self.py, "_is_view")).ok()?.is_truthy().ok()?)?;
         let seen = self.torch.describe(&out)?;
         let (shape, strides) = self.order.of(&seen)?;
         self.call.insert(Tensor::Out, seen.address, View::rows(self.dtype, shape, strides));
-        let lse = if wanted == Wanted::Out {
+        let lse = if wanted == Wanted::Out && !self.records {
             None
         } else {
             let shape = if self.order == Rows::Packed { vec![heads, rows] } else { vec![batch, heads, rows] };

@@ -12,6 +12,7 @@ mod eager;
 mod error;
 #[cfg(feature = "evolve")]
 mod evolve;
+mod gradients;
 mod host;
 mod interrupt;
 mod merge;

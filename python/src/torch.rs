@@ -13,6 +13,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyString, PyType};
 
+use crate::call::{Handed, Place};
 use crate::error::Error;
 
 /// `DLDeviceType` of the host and of CUDA.
@@ -60,6 +61,39 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// Whether the elements of the last dimension lie one behind the other.
+    pub fn has_rows(&self) -> bool {
+        let last = self.dimensions - 1;
+        self.strides[last] == 1 || self.shape[last] == 1
+    }
+
+    /// The tensor with another first dimension, of one element, if it has one dimension less than stated.
+    pub fn with_entries(mut self, dimensions: usize) -> Option<Seen> {
+        if self.dimensions + 1 == dimensions {
+            (self.dimensions, self.shape) =
+                (dimensions, std::array::from_fn(|i| if i == 0 { 1 } else { self.shape[i - 1] }));
+            self.strides = std::array::from_fn(|i| if i == 0 { 0 } else { self.strides[i - 1] });
+            self.strides[0] = self.shape[1] as i64 * self.strides[1];
+        }
+        (self.dimensions == dimensions).then_some(self)
+    }
+
+    /// Address, shape and strides of four dimensions.
+    pub fn handed(&self) -> Handed {
+        let ([a, b, c, d], [of_a, of_b, of_c, of_d]) = (self.shape, self.strides);
+        (self.address, (a, b, c, d), (of_a, of_b, of_c, of_d))
+    }
+
+    /// Whether the elements lie one behind the other in the order of the dimensions.
+    pub fn is_dense(&self) -> bool {
+        let mut next = 1;
+        (0..self.dimensions).rev().all(|i| {
+            let fits = self.shape[i] == 1 || self.strides[i] == next;
+            next *= self.shape[i] as i64;
+            fits
+        })
+    }
+
     /// Bytes from the first element to the end of the last one, for strides that are not negative.
     fn reach(&self) -> Option<u64> {
         let steps = self.shape.iter().zip(&self.strides).take(self.dimensions);
@@ -93,6 +127,12 @@ pub struct Functions {
     pub output_like: Py<PyAny>,
     /// Of q and a shape, in float32.
     pub floats: Py<PyAny>,
+    /// Has autograd record a call that is made, and returns its results as autograd knows them. Of q, k, v,
+    /// the sinks, the call (the axis of the heads, the terms, features, lengths and the results), and tables.
+    pub record: Py<PyAny>,
+    /// The features of a call without their tensors, by its sizes, programs, whether there are ALiBi slopes,
+    /// and whether gradients must have equal bits in each run.
+    pub features: Py<PyAny>,
 }
 
 /// PyTorch, as far as calls need it.
@@ -129,21 +169,12 @@ impl Torch {
         quiet(asks(py, &function_modes.0)? && asks(py, &function_modes.1)?)
     }
 
-    /// Describes a plain tensor, and pushes its storage on `held`. `None` for other objects, for tensors that
-    /// require grad if gradients are recorded, without elements, whose elements stand for negated ones, or
-    /// lie outside of their storage.
-    pub fn see<'py>(
-        &self,
-        tensor: &Bound<'py, PyAny>,
-        grad: bool,
-        held: &mut Vec<Bound<'py, PyAny>>,
-    ) -> Option<Seen> {
+    /// Describes a plain tensor, and pushes its storage on `held`. `None` for other objects, for tensors
+    /// without elements, whose elements stand for negated ones, or lie outside of their storage.
+    pub fn see<'py>(&self, tensor: &Bound<'py, PyAny>, held: &mut Vec<Bound<'py, PyAny>>) -> Option<Seen> {
         let (py, kind) = (tensor.py(), tensor.get_type_ptr());
         let Functions { plain, .. } = &self.functions;
         quiet(kind != plain.0.as_ptr().cast() && kind != plain.1.as_ptr().cast())?;
-        if grad {
-            quiet(tensor.getattr(intern!(py, "requires_grad")).ok()?.is_truthy().ok()?)?;
-        }
         let seen = self.describe(tensor)?;
         if seen.dtype.is_float() {
             quiet(tensor.call_method0(intern!(py, "is_neg")).ok()?.is_truthy().ok()?)?;
@@ -192,8 +223,28 @@ impl Torch {
         Some(Seen { address, device: told.device, dtype, is_bool, dimensions, shape, strides })
     }
 
+    /// Where a call on tensors of a device runs.
+    pub fn place(&self, py: Python<'_>, device: (i32, i32)) -> Option<Place> {
+        let ask = |function: &Py<PyAny>| function.bind(py).call0().ok();
+        match device {
+            (HOST, _) => Some((None, ask(&self.functions.threads)?.extract().ok()?)),
+            (CUDA, ordinal) => {
+                // PyTorch allocates, and captures, on the current device.
+                quiet(ask(&self.functions.current_device)?.extract::<i32>().ok()? != ordinal)?;
+                Some((Some(ordinal), self.current_stream(ordinal)?))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether products of such a type are made in tf32.
+    pub fn tf32(&self, py: Python<'_>, device: (i32, i32), dtype: ElementType) -> Option<bool> {
+        let asked = device.0 == CUDA && dtype == ElementType::F32;
+        if asked { asks(py, &self.functions.allows_tf32) } else { Some(false) }
+    }
+
     /// The current stream of a GPU.
-    pub fn current_stream(&self, ordinal: i32) -> Option<u64> {
+    fn current_stream(&self, ordinal: i32) -> Option<u64> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: the function takes a device and memory for a handle.
         let refused = unsafe { (self.exchange.current_stream?)(CUDA, ordinal, &raw mut stream) } != 0;
@@ -202,6 +253,11 @@ impl Torch {
         }
         (!refused).then_some(stream as u64)
     }
+}
+
+/// Whether a tensor requires grad.
+pub fn requires_grad(tensor: &Bound<'_, PyAny>) -> Option<bool> {
+    tensor.getattr(intern!(tensor.py(), "requires_grad")).ok()?.is_truthy().ok()
 }
 
 /// Whether a function returns something true.

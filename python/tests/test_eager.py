@@ -204,3 +204,105 @@ def test_compat_counts_calls_that_rust_makes():
             torch.nn.functional.scaled_dot_product_attention(x, x, x)
     stats = flashcore_attn.compat.stats()
     assert (stats["flashcore"], stats["reasons"]) == (1, {"sdpa_kernel": 1})
+
+
+def recorded_calls(device):
+    """Calls that autograd records and Rust makes, and the tensors that require grad."""
+    for arguments, options in flash_calls(device):
+        extras = [options[name] for name in ("alibi_slopes", "learnable_sink") if name in options]
+        yield flash, arguments, options, [*arguments, *extras]
+        yield flash, arguments, {**options, "deterministic": True}, [arguments[1]]
+        yield flash, arguments, options, extras or [arguments[0]]
+    for arguments, options in varlen_calls(device):
+        extras = [options[name] for name in ("alibi_slopes", "learnable_sink") if name in options]
+        yield varlen, arguments, options, [*arguments[:3], *extras]
+        yield varlen, arguments, options, extras or [arguments[0]]
+    q, k = make(device, 2, 4, 5, 32, dtype=torch.float16), make(device, 2, 2, 7, 32, dtype=torch.float16)
+    yield sdpa, (q, k, k[..., :16]), {"enable_gqa": True, "is_causal": True}, [q, k]
+    yield sdpa, (q.transpose(1, 2).contiguous().transpose(1, 2), k, k), {"enable_gqa": True, "scale": 0.25}, [k]
+
+
+def with_gradients(function, arguments, options, wanted):
+    """The results of a call, and gradients of what it is given."""
+    leaves = {id(x): x.detach().requires_grad_() for x in wanted}
+    given = [leaves.get(id(x), x) for x in arguments]
+    named = {name: leaves.get(id(x), x) for name, x in options.items()}
+    made = function(*given, **named)
+    made = [x for x in (made if isinstance(made, tuple) else (made,)) if x is not None]
+    d_made = [torch.ones_like(x) * (i + 1) for i, x in enumerate(made)]
+    return made, list(torch.autograd.grad(made, list(leaves.values()), d_made))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_recorded_calls_give_the_bits_that_python_code_gives(device, monkeypatch):
+    for function, arguments, options, wanted in recorded_calls(device):
+        with monkeypatch.context() as patch:
+            patch.setattr(_torch, "eager", None)
+            try:
+                expected = with_gradients(function, arguments, options, wanted)
+            except flashcore_attn.UnsupportedError:  # gradients that a GPU does not compute
+                assert device == "cuda"
+                continue
+        with monkeypatch.context() as patch:
+            patch.setattr(_torch, "attend", None)  # Python code would fail
+            patch.setattr(_torch._autograd, "_computed", None)
+            made = with_gradients(function, arguments, options, wanted)
+        for ours, theirs in zip(made, expected):
+            assert len(ours) == len(theirs)
+            for x, y in zip(ours, theirs):
+                assert (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
+                # Sums of a Hopper GPU have no fixed order.
+                assert torch.equal(x, y) if device == "cpu" else torch.allclose(x, y, 2e-2, 2e-2, True)
+
+
+def packed_call():
+    q, k = make("cpu", 6, 2, 16), make("cpu", 6, 2, 16, seed=1)
+    starts = torch.tensor([0, 2, 6], dtype=torch.int32)
+    return varlen, (q, k, k, starts, starts), {}
+
+
+def batched_call():
+    q, k = make("cpu", 1, 6, 2, 16), make("cpu", 1, 6, 2, 16, seed=1)
+    return flash, (q, k, k), {"learnable_sink": make("cpu", 2)}
+
+
+@pytest.mark.parametrize("call", [packed_call, batched_call])
+def test_what_rust_does_not_read_in_a_backward_pass_python_code_computes(call, monkeypatch):
+    function, arguments, options = call()
+    x, sink = arguments[0], options.get("learnable_sink")
+    _, (expected,) = with_gradients(function, arguments, options, [x])
+    q = x.clone().requires_grad_()
+    given = (q, *arguments[1:])
+    computed, calls = _torch._autograd._computed, []
+    monkeypatch.setattr(_torch._autograd, "_computed", lambda *given: calls.append(1) or computed(*given))
+
+    def gradient(d_out):
+        out = function(*given, **options)
+        return torch.autograd.grad(out, q, d_out(out))[0]
+
+    assert torch.equal(gradient(torch.ones_like), expected)
+    # Of a sum, whose elements repeat.
+    assert torch.equal(gradient(lambda out: torch.ones(()).expand(out.shape)), expected)
+    assert not calls
+    assert torch.equal(gradient(lambda out: torch._neg_view(-torch.ones_like(out))), expected)
+    assert len(calls) == 1
+    with torch.profiler.profile():
+        out = function(*given, **options)
+        assert torch.equal(torch.autograd.grad(out, q, torch.ones_like(out))[0], expected)
+    assert len(calls) == 2
+    # Hooks may return tensors of other strides.
+    spread = lambda x: torch.stack([x, x], -1)[..., 0]  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, spread):
+        assert torch.equal(gradient(torch.ones_like), expected)
+    out = function(*given, **options)
+    (first,) = torch.autograd.grad(out, q, torch.ones_like(out), create_graph=True)
+    with pytest.raises(flashcore_attn.UnsupportedError, match="no double backward"):
+        first.sum().backward()
+    checkpoint = torch.utils.checkpoint.checkpoint
+    made = checkpoint(lambda q: function(q, *arguments[1:], **options), q, use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(made, q, torch.ones_like(made))[0], expected)
+    out = function(*given, **options)
+    with torch.no_grad():
+        (q if sink is None else sink).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out, q, torch.ones_like(out))
