@@ -43,14 +43,16 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
         machines: Options::machines_for(info.as_ref().map(|info| info.name.as_str())),
         problem,
     };
-    let bar = if args.json { Bar::silent() } else { Bar::new(Some(rungs.len() as u64)) };
+    let all = rungs.len();
+    let bar = if args.json { Bar::silent() } else { Bar::new(Some(all as u64)) };
     let mut done = 0;
     let climb = climb::climb(&options, rungs, card.as_mut(), |progress| match progress {
         Progress::Start(name) => bar.at(done, name),
         Progress::Done(rung) => {
             done += 1;
             let us = rung.predicted_us().map_or("–".into(), |us| format!("{us:.0} µs"));
-            bar.say(&format!("{:<14} {:<10} {us}", rung.rung.name, rung.study.check.verdict.name()));
+            let verdict = rung.study.check.verdict.name();
+            bar.say(&format!("{done:>2} of {all}  {:<14} {verdict:<10} {us}", rung.rung.name));
         }
     })?;
     drop(bar);
