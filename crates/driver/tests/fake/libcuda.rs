@@ -250,7 +250,8 @@ impl State {
         std::fs::write(&path, bytes).unwrap();
         let mut command = std::process::Command::new(runner);
         command.args(["--exact", "runner"]).env("FAKE_LAUNCH", &path).env_remove("LD_LIBRARY_PATH");
-        if command.stdout(std::process::Stdio::null()).status().unwrap().success() {
+        let output = command.output().unwrap();
+        if output.status.success() {
             let bytes = std::fs::read(&path).unwrap();
             let mut rest = bytes.as_slice();
             for memory in self.memory.values_mut() {
@@ -259,6 +260,9 @@ impl State {
                 rest = after;
             }
         } else {
+            // The cause is a failed test of the runner, which is on its standard output.
+            let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+            eprintln!("{}: {}\n{out}{err}", work.entry, output.status);
             self.poison = ILLEGAL_ADDRESS;
         }
         let _ = std::fs::remove_file(&path);
