@@ -61,7 +61,8 @@ struct State {
     linked: u64,
     /// Number of tensor maps encoded.
     maps: u64,
-    cubin: Vec<u8>,
+    /// What the linkers have made, each until it is destroyed.
+    cubins: BTreeMap<usize, Vec<u8>>,
     poison: Result,
     /// Whether a kernel named `hang` was launched.
     hangs: bool,
@@ -550,15 +551,19 @@ fake! {
             let text = CStr::from_ptr(data);
             if !s.live.contains(&state) || kind != 1 || text.to_bytes_with_nul().len() != size { return INVALID_VALUE; }
             if !text.to_string_lossy().contains(".version") { return INVALID_PTX; }
-            s.cubin = [b"ELF ", text.to_bytes_with_nul()].concat();
+            s.cubins.insert(state, [b"ELF ", text.to_bytes_with_nul()].concat());
             s.linked += 1;
             0
         })
     }
-    cuLinkComplete(_state: usize, cubin: *mut *mut c_void, size: *mut usize) {
-        inside(|s| { *cubin = s.cubin.as_mut_ptr().cast(); *size = s.cubin.len(); 0 })
+    cuLinkComplete(state: usize, cubin: *mut *mut c_void, size: *mut usize) {
+        inside(|s| {
+            let Some(made) = s.cubins.get_mut(&state) else { return INVALID_VALUE };
+            (*cubin, *size) = (made.as_mut_ptr().cast(), made.len());
+            0
+        })
     }
-    cuLinkDestroy(state: usize) { with(|s| s.destroy(state)) }
+    cuLinkDestroy(state: usize) { with(|s| { s.cubins.remove(&state); s.destroy(state) }) }
     cuModuleLoadDataEx(module: *mut usize, image: *const u8, _n: u32, _options: *mut c_void, _values: *mut c_void) {
         inside(|s| {
             // Loading while any stream is captured needs the relaxed mode.
