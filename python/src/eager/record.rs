@@ -9,7 +9,7 @@ use crate::device;
 use crate::error::Error;
 use crate::torch::{CUDA, quiet};
 
-/// What the backward pass of a call needs besides q, k, v and the results.
+/// The inputs and terms of a call that its backward pass needs besides q, k, v and the results.
 #[derive(Default)]
 pub(super) struct Kept<'py> {
     /// `None` for a call without lengths.

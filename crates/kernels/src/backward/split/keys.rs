@@ -93,7 +93,7 @@ impl Cta<'_> {
 
     /// Requests −L·log2 e and −D of a block's rows, and zeros from row `limit` on.
     ///
-    /// With a score program, −L is −∞ there: rows that do not exist may have any logits, and P must be 0.
+    /// With a score program, −L is −∞ there: missing rows may have any logits, and P must be 0.
     fn load_numbers(
         &self,
         k: &mut Builder,

@@ -29,7 +29,12 @@ fn check(problem: &Problem, plan: FusedPlan, options: Options) {
     check_lengths(problem, even(), plan, options);
 }
 
-fn check_lengths(problem: &Problem, lengths: OperandMap<Vec<i32>>, plan: FusedPlan, options: Options) {
+pub(super) fn check_lengths(
+    problem: &Problem,
+    lengths: OperandMap<Vec<i32>>,
+    plan: FusedPlan,
+    options: Options,
+) {
     let inputs = Inputs::draw(problem, lengths, options.seed);
     let plan = Plan::from(plan);
     let gradients = inputs.run(&mut Emulator::new(options), &plan, &ARCH);

@@ -7,6 +7,7 @@ use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, Corner, DType, Layout, OperandMap, Pass, Problem};
 use ptx::{Instruction, Item, Kernel, MemSem, Op, Statement};
 
+use super::fused::check_lengths;
 use super::reference::{Inputs, even};
 use super::split::{MutantRun, SCHEDULES, mutant_run, uneven_problems};
 use crate::common::cases;
@@ -21,15 +22,6 @@ fn alone(seed: usize) -> Options {
     Options { seed: seed as u64, resident: Some(1), ..Options::default() }
 }
 
-fn check(problem: &Problem, lengths: OperandMap<Vec<i32>>, plan: FusedPlan, options: Options) {
-    let inputs = Inputs::draw(problem, lengths, options.seed);
-    let plan = Plan::from(plan);
-    let gradients = inputs.run(&mut Emulator::new(options), &plan, &ARCH);
-    if let Some(fault) = inputs.fault(&gradients) {
-        panic!("{problem:?}\n{plan:?}\n{fault}");
-    }
-}
-
 /// Each problem of the torture set that the family computes, with one CTA at a time.
 #[test]
 fn torture_set_is_right_without_deadlocks() {
@@ -42,7 +34,7 @@ fn torture_set_is_right_without_deadlocks() {
             continue; // strides of gradients that a broadcast input has, no keys, or other head dims
         }
         computed += 1;
-        check(&problem, even(), plan, alone(i));
+        check_lengths(&problem, even(), plan, alone(i));
     }
     assert!(computed > 60, "{computed} problems");
 }
@@ -68,7 +60,7 @@ fn bands_are_right_without_deadlocks() {
                 let problem = Problem::new(1, 4, seq_q, [64, 128, 192][(i + j) % 3], DType::Bf16);
                 let problem = problem.with_heads_kv(2, Layout::Bshd).with_seq_kv(seq_kv, Layout::Bshd);
                 let problem = problem.with_band(band(corner, before, after)).with_pass(Pass::DETERMINISTIC);
-                check(&problem, even(), FusedPlan::default_for(&problem, &ARCH), alone(i));
+                check_lengths(&problem, even(), FusedPlan::default_for(&problem, &ARCH), alone(i));
             }
         }
     }
@@ -81,7 +73,7 @@ fn uneven_lengths_are_right_without_deadlocks() {
         let base = Problem::new(4, 4, 150, [64, 128, 192][i / 4], DType::Bf16).with_heads_kv(2, Layout::Bshd);
         let base = base.with_seq_kv(140, Layout::Bshd).with_pass(Pass::DETERMINISTIC);
         for (problem, lengths) in uneven_problems(&base.with_band(Band::NAMED[i % Band::NAMED.len()])) {
-            check(&problem, lengths, FusedPlan::default_for(&problem, &ARCH), alone(i));
+            check_lengths(&problem, lengths, FusedPlan::default_for(&problem, &ARCH), alone(i));
         }
     }
 }
