@@ -192,6 +192,9 @@ impl Lengths {
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceTiles {
     pub lengths: Lengths,
+    /// Whether the rows of the output are keys, and the queries those along the reduction, as in the
+    /// gradients of K and V.
+    pub of_keys: bool,
     /// Rows of a tile.
     pub rows: u32,
     /// Rows of a position: the number of packed heads, or 1.
@@ -202,8 +205,12 @@ impl Locate for SequenceTiles {
     fn locate(&self, k: &mut Builder, tile: WorkTile) -> WorkTile {
         let last = k.sub(self.lengths.batch, 1);
         let batch = k.min_u(tile.batch, last);
-        let (sequence, row_block) = self.lengths.tile(k, batch, tile.row_block, self.rows, self.heads);
-        let [rows, reduced] = [sequence.q, sequence.kv].map(|SequenceRows { start, len }| {
+        let (sequence, row_block) = match self.of_keys {
+            true => self.lengths.key_tile(k, batch, tile.row_block, self.rows),
+            false => self.lengths.tile(k, batch, tile.row_block, self.rows, self.heads),
+        };
+        let sides = if self.of_keys { [sequence.kv, sequence.q] } else { [sequence.q, sequence.kv] };
+        let [rows, reduced] = sides.map(|SequenceRows { start, len }| {
             let start = start.unwrap_or_else(|| k.mov(0));
             [start, len]
         });

@@ -62,8 +62,9 @@ impl TileScheduler<'_> {
     /// it is given exactly once, before its last request: the closure takes the next tile index from the
     /// counter. If the index were taken earlier, the CTA would hold a tile while other CTAs are already idle,
     /// which costs 5% for tiles of different lengths. The wait for the last request's stage hides the latency
-    /// of the atomic. If batch entries have different rows, the closure also searches for the rows of the
-    /// next tile and sends the tile, because that search takes longer than the atomic.
+    /// of the atomic; a producer whose requests are far ahead of the consumers may call it after the last
+    /// one. If batch entries have different rows, the closure also searches for the rows of the next tile and
+    /// sends the tile, because that search takes longer than the atomic.
     pub fn for_each_as_producer(
         &self,
         k: &mut Builder,
@@ -145,7 +146,13 @@ impl TileScheduler<'_> {
         self.locate.map_or(tile, |locate| locate.locate(k, tile))
     }
 
-    /// The first tile of a CTA or cluster: its own index.
+    /// The first tile of the CTA or cluster; the only one with [`Handout::Grid`].
+    pub fn first_tile(&self, k: &mut Builder) -> WorkTile {
+        let first = self.first(k);
+        self.decode(k, first)
+    }
+
+    /// The index of the first tile of a CTA or cluster: its own.
     fn first(&self, k: &mut Builder) -> R32 {
         k.special(if self.cluster.is_some() { SpecialReg::ClusteridX } else { SpecialReg::CtaidX })
     }

@@ -7,6 +7,7 @@ use super::convert::PART_BYTES;
 use super::emit::Main;
 use super::order::AddOrder;
 use super::plan::APART_SLOTS;
+use super::tiles::KeyTile;
 
 /// Polls of a CTA for its turns, some ten seconds: it would wait for ever for a CTA that never comes if the
 /// ends of packed sequences do not ascend. Its results are wrong then, as without an order.
@@ -84,27 +85,28 @@ impl Main<'_> {
         let relay = self.staged_part(k, part);
         let at = relay.reader(k);
         let staged = k.shared_index(self.staging, part, WARPGROUP_PART_BYTES);
+        let (tiles, polls) = (&self.params.row_tiles, k.mov(MOST_POLLS));
+        let keys = self.own_tile(k);
         if self.sizes.takes_turns() {
             // The first two parts belong to no visit: one is sent before and one after the first turn.
-            self.if_visited(k, |k, _| {
+            keys.if_visited(k, |k, _| {
                 for _ in 0..2 {
                     relay.wait(k, &at);
                     relay.release_by_thread(k, &at);
                 }
             });
         }
-        let (tiles, polls) = (&self.params.row_tiles, k.mov(MOST_POLLS));
-        self.each_turn(k, (order, part), |k, turn, place| {
+        keys.each_turn(k, (order, part), |k, turn, place| {
             let sums = tiles.sums(k, place);
             let to = k.index(sums, part, WARPGROUP_PART_BYTES);
-            self.await_turn(k, turn, polls);
+            keys.await_turn(k, turn, polls);
             relay.wait(k, &at);
             k.bulk_add(to, staged, WARPGROUP_PART_BYTES);
             k.bulk_commit();
             k.bulk_wait_read(0);
             relay.release_by_thread(k, &at);
             k.bulk_wait(0);
-            self.end_turn(k, turn);
+            keys.end_turn(k, turn);
         });
     }
 
@@ -113,8 +115,9 @@ impl Main<'_> {
         let [turns, _] = self.turns_and_additions();
         let at = turns.writer(k);
         let (part, polls) = (k.mov(0), k.mov(MOST_POLLS));
-        self.each_turn(k, (order, part), |k, turn, _| {
-            self.await_turn(k, turn, polls);
+        let keys = self.own_tile(k);
+        keys.each_turn(k, (order, part), |k, turn, _| {
+            keys.await_turn(k, turn, polls);
             turns.acquire(k, &at);
             turns.publish_by_thread(k, &at);
         });
@@ -126,13 +129,16 @@ impl Main<'_> {
         let [_, additions] = self.turns_and_additions();
         let at = additions.reader(k);
         let part = k.mov(0);
-        self.each_turn(k, (order, part), |k, turn, _| {
+        let keys = self.own_tile(k);
+        keys.each_turn(k, (order, part), |k, turn, _| {
             additions.wait(k, &at);
             additions.release_by_thread(k, &at);
-            self.end_turn(k, turn);
+            keys.end_turn(k, turn);
         });
     }
+}
 
+impl KeyTile<'_> {
     /// Runs `body` for each visit, with the number that says whose turn it is and the visit's place.
     fn each_turn(
         &self,
@@ -144,7 +150,7 @@ impl Main<'_> {
         let more = |k: &mut Builder| self.is_visit(k, visit);
         k.while_(more, |k| {
             let place = self.place(k, visit);
-            let turn = order.number(k, &self.params.row_tiles, place, part);
+            let turn = order.number(k, &self.main.params.row_tiles, place, part);
             body(k, turn, place);
             self.advance(k, visit);
         });

@@ -17,8 +17,9 @@ use tile::{
 };
 
 use super::convert::{PART_BYTES, PART_TILES, add_part, place_of_part};
-use super::emit::{Main, Visit};
+use super::emit::Main;
 use super::plan::{APART_SLOTS, WEIGHT_SLOTS};
+use super::tiles::{KeyTile, Visit};
 use crate::forward::contract::half;
 
 /// Registers of a thread of each warpgroup: in sum those of four threads at the launch. Fewer for dQ, or
@@ -37,8 +38,8 @@ impl Main<'_> {
         [Relay::new(self.barriers, WEIGHT_SLOTS), Relay::new(of_ds, APART_SLOTS)]
     }
 
-    /// Initialises the barriers and divides the warpgroups. Each consumer computes the bound anew: registers
-    /// that live across `setmaxnreg` are spilled.
+    /// Initialises the barriers and divides the warpgroups. Each consumer finds its tile: registers that live
+    /// across `setmaxnreg` are spilled.
     pub(super) fn compute_apart(&self, k: &mut Builder) {
         let thread = k.special(SpecialReg::TidX);
         let first = k.setp_u(CmpOp::Eq, thread, 0);
@@ -67,18 +68,18 @@ impl Main<'_> {
                     of_dq,
                     |k| {
                         k.setmaxnreg_dec(DQ_REGISTERS);
-                        self.with_bound(k).compute_dq(k);
+                        self.compute_dq(k);
                     },
                     |k| {
                         k.if_else(
                             of_dv,
                             |k| {
                                 k.setmaxnreg_inc(DV_REGISTERS);
-                                self.with_bound(k).compute_dv(k);
+                                self.compute_dv(k);
                             },
                             |k| {
                                 k.setmaxnreg_inc(DK_REGISTERS);
-                                self.with_bound(k).compute_dk(k);
+                                self.compute_dk(k);
                             },
                         );
                     },
@@ -90,13 +91,14 @@ impl Main<'_> {
     /// The warpgroup of dV. The numbers in the margin are the lines of FlashAttention-2, Algorithm 2.
     fn compute_dv(&self, k: &mut Builder) {
         let consumer = &consumer(k);
+        let keys_tile = &self.own_tile(k);
         let [queries, keys, _, gradients] = &self.rings;
         let own = SharedMatrix::over_columns(k, keys.tile, keys.first);
         let q = SharedMatrix::over_columns(k, queries.tile, queries.first);
         let d_out = SharedMatrix::over_rows(k, gradients.tile, gradients.first);
         let (s, p) = self.score_registers(k);
         let dv = AccTile::zero(k, 16, self.sizes.columns);
-        let mask = Masker::new(k, &self.band, &consumer.threads, &self.keys, 16, self.sizes.rows);
+        let mask = Masker::new(k, &keys_tile.band, &consumer.threads, &keys_tile.keys, 16, self.sizes.rows);
         let mask = mask.of_probabilities();
         let gradient = self.score_gradient(&mask);
         let [weights, _] = self.relays();
@@ -118,7 +120,7 @@ impl Main<'_> {
             gradients.pipeline.consumer_wait(k, &ahead);
             let [minus_log_sums, _] = self.numbers(k, consumer, &ahead);
             ahead.advance(k);
-            let p = self.probabilities(k, consumer, &gradient, &s, &minus_log_sums, visit);
+            let p = keys_tile.probabilities(k, consumer, &gradient, &s, &minus_log_sums, visit);
             weights.acquire(k, &slot);
             for (n, &tile) in (0..).zip(p.tiles()) {
                 k.st_vec(place.at(vectors(n)), tile);
@@ -133,12 +135,12 @@ impl Main<'_> {
         };
 
         let loaded = keys.pipeline.consumer_state(k);
-        keys.pipeline.consumer_wait(k, &loaded);
-        self.if_visited(k, |k, visit| {
+        keys_tile.if_visited(k, |k, visit| {
+            keys.pipeline.consumer_wait(k, &loaded);
             issue_scores(k, &mut products);
             k.wgmma_wait(0);
             weigh(k, visit).round_to(k, half(self.baked), &p);
-            self.each_further(k, visit, |k| {
+            keys_tile.each_further(k, visit, |k| {
                 let of_scores = issue_scores(k, &mut products);
                 let of_dv = issue_dv(k, &mut products); // The fence of the scores came after P was rounded.
                 products.wait(k, of_scores);
@@ -152,19 +154,20 @@ impl Main<'_> {
             issue_dv(k, &mut products);
             k.wgmma_wait(0);
         });
-        self.store(k, consumer, &dv, Tensor::Dv); //                              18
+        keys_tile.store(k, consumer, &dv, Tensor::Dv); //                              18
     }
 
     /// The warpgroup of dK.
     fn compute_dk(&self, k: &mut Builder) {
         let consumer = &consumer(k);
+        let keys_tile = &self.own_tile(k);
         let [queries, _, values, gradients] = &self.rings;
         let own = SharedMatrix::over_columns(k, values.tile, values.first);
         let q = SharedMatrix::over_rows(k, queries.tile, queries.first);
         let d_out = SharedMatrix::over_columns(k, gradients.tile, gradients.first);
         let (dp, ds) = self.score_registers(k);
         let dk = AccTile::zero(k, 16, self.sizes.columns);
-        let mask = Masker::new(k, &self.band, &consumer.threads, &self.keys, 16, self.sizes.rows);
+        let mask = Masker::new(k, &keys_tile.band, &consumer.threads, &keys_tile.keys, 16, self.sizes.rows);
         let gradient = self.score_gradient(&mask);
         let [weights, of_ds] = self.relays();
         let (slot, ds_slot) = (weights.reader(k), of_ds.writer(k));
@@ -211,13 +214,13 @@ impl Main<'_> {
         };
 
         let loaded = values.pipeline.consumer_state(k);
-        values.pipeline.consumer_wait(k, &loaded);
-        self.if_visited(k, |k, visit| {
+        keys_tile.if_visited(k, |k, visit| {
+            values.pipeline.consumer_wait(k, &loaded);
             issue_dp(k, &mut products);
             k.wgmma_wait(0);
             differentiate(k);
             pass_on(k);
-            self.each_further(k, visit, |k| {
+            keys_tile.each_further(k, visit, |k| {
                 let of_dp = issue_dp(k, &mut products);
                 let of_dk = issue_dk(k, &mut products);
                 products.wait(k, of_dp);
@@ -233,12 +236,13 @@ impl Main<'_> {
         for row in 0..dk.lane_rows() {
             dk.scale_row(k, row, self.params.scale);
         }
-        self.store(k, consumer, &dk, Tensor::Dk); //                              18
+        keys_tile.store(k, consumer, &dk, Tensor::Dk); //                              18
     }
 
     /// The warpgroup of dQ.
     fn compute_dq(&self, k: &mut Builder) {
         let consumer = &consumer(k);
+        let keys_tile = &self.own_tile(k);
         let [_, keys, ..] = &self.rings;
         let all_keys = SharedMatrix::over_rows(k, keys.tile, keys.first);
         let (tile, first) = self.ds;
@@ -253,12 +257,13 @@ impl Main<'_> {
         let mut products = self.products();
         let parts = self.sizes.columns / (8 * PART_TILES);
         let loaded = keys.pipeline.consumer_state(k);
-        keys.pipeline.consumer_wait(k, &loaded);
-        let visit = self.first_visit(k);
+        let visit = keys_tile.first_visit(k);
+        let visited = keys_tile.is_visit(k, visit);
+        k.if_(visited, |k| keys.pipeline.consumer_wait(k, &loaded));
         k.while_(
-            |k| self.is_visit(k, visit),
+            |k| keys_tile.is_visit(k, visit),
             |k| {
-                let place = self.place(k, visit);
+                let place = keys_tile.place(k, visit);
                 let sums = self.params.row_tiles.sums(k, place);
                 let sums = place_of_part(k, sums, consumer.threads.row_warp, consumer.threads.lane);
                 of_ds.wait(k, &slot);
@@ -282,7 +287,7 @@ impl Main<'_> {
                     additions.publish(k, addition, consumer.elected);
                     turns.release_operand(k, turn, consumer.elected);
                 }
-                self.advance(k, visit);
+                keys_tile.advance(k, visit);
             },
         );
     }
@@ -292,7 +297,9 @@ impl Main<'_> {
         let rows = self.sizes.rows;
         (AccTile::unset(k, 16, rows), OperandTile::unset(k, half(self.baked), 16, rows))
     }
+}
 
+impl KeyTile<'_> {
     /// Moves `visit` to each visit after the first one.
     fn each_further(&self, k: &mut Builder, visit: Visit, run: impl FnOnce(&mut Builder)) {
         let next = |k: &mut Builder| {

@@ -6,12 +6,13 @@ use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, R32};
 use tile::{
     AccTile, Accumulate, Consumer, OperandTile, PipelineState, Products, RowStore, SharedMatrix, Sign,
-    SwizzledTile, WARPGROUP_ROWS, WarpRows, store_fragments_at,
+    SwizzledTile, TileCursor, WARPGROUP_ROWS, WarpRows, store_fragments_at,
 };
 
 use super::adders::Outbox;
 use super::convert::PART_TILES;
-use super::emit::{Main, Visit};
+use super::emit::Main;
+use super::tiles::{KeyTile, Visit};
 use crate::forward::contract::half;
 
 /// A warpgroup that owns 64 keys.
@@ -58,18 +59,13 @@ impl Main<'_> {
         let (operands, tiles) = (self.operands(k, consumer), self.tiles(k));
         let outbox = self.params.order.map(|_| self.outbox(k, consumer));
         let group = Warpgroup { main: self, consumer, operands, tiles, outbox };
+        let cursor = self.schedule.consumer(k, consumer);
         let takes_turns = self.sizes.takes_turns();
         if takes_turns {
-            group.visit_in_turns(k);
+            group.compute_in_turns(k, &cursor);
         } else {
-            group.visit_freely(k);
+            group.compute_freely(k, &cursor);
         }
-        let WarpgroupTiles { dk, dv, .. } = &group.tiles;
-        for row in 0..dk.lane_rows() {
-            dk.scale_row(k, row, self.params.scale);
-        }
-        self.store(k, consumer, dk, Tensor::Dk); //                                18
-        self.store(k, consumer, dv, Tensor::Dv);
         if takes_turns && group.outbox.is_none() {
             // The last part of dQ is read from shared memory before the CTA ends.
             k.guarded(consumer.elected, |k| k.bulk_wait_read(0));
@@ -79,7 +75,7 @@ impl Main<'_> {
     fn tiles(&self, k: &mut Builder) -> WarpgroupTiles {
         let (rows, columns) = (self.sizes.rows, self.sizes.columns);
         let [s, dp] = [0; 2].map(|_| AccTile::unset(k, 16, rows));
-        let [dk, dv] = [0; 2].map(|_| AccTile::zero(k, 16, columns));
+        let [dk, dv] = [0; 2].map(|_| AccTile::unset(k, 16, columns));
         let [p, ds] = [0; 2].map(|_| OperandTile::unset(k, half(self.baked), 16, rows));
         // In turns, dP of the next tile is issued after dQ has been copied to shared memory.
         let dq = if self.sizes.takes_turns() { dp.clone() } else { AccTile::unset(k, 16, 8 * PART_TILES) };
@@ -140,23 +136,6 @@ impl Main<'_> {
         products.wgmma_ss(k, keys, q, s, Accumulate::Set); //                     10: Sᵀ = K Qᵀ
     }
 
-    /// P of a visit and the warp's keys, in the registers of S.
-    pub(super) fn probabilities(
-        &self,
-        k: &mut Builder,
-        consumer: &Consumer,
-        gradient: &ScoreGradient<'_>,
-        s: &AccTile,
-        minus_log_sums: &QueryNumbers,
-        visit: Visit,
-    ) -> AccTile {
-        let partial = self.bound.is_partial(k, visit.tile);
-        let origin = k.mul(visit.tile, self.sizes.rows);
-        let p = gradient.probabilities(k, s, minus_log_sums, (origin, partial, None)); // 11: P = exp(S − L)
-        self.hide_missing_keys(k, consumer, &p);
-        p
-    }
-
     /// −L·log2 e and −D of the lane's columns.
     pub(super) fn numbers(
         &self,
@@ -168,11 +147,30 @@ impl Main<'_> {
         let own = k.shared_index(stage, consumer.threads.column, 4);
         [0, 4 * self.sizes.rows].map(|offset| QueryNumbers::Columns(own.at(offset.into())))
     }
+}
+
+impl KeyTile<'_> {
+    /// P of a visit and the warp's keys, in the registers of S.
+    pub(super) fn probabilities(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        gradient: &ScoreGradient<'_>,
+        s: &AccTile,
+        minus_log_sums: &QueryNumbers,
+        visit: Visit,
+    ) -> AccTile {
+        let partial = self.bound.is_partial(k, visit.tile);
+        let origin = k.mul(visit.tile, self.main.sizes.rows);
+        let p = gradient.probabilities(k, s, minus_log_sums, (origin, partial, None)); // 11: P = exp(S − L)
+        self.hide_missing_keys(k, consumer, &p);
+        p
+    }
 
     /// Sets the probabilities of keys beyond the last to 0: they would reach dQ.
     fn hide_missing_keys(&self, k: &mut Builder, consumer: &Consumer, p: &AccTile) {
         let left = k.sub(self.keys.seq_q, self.keys.first);
-        let ragged = k.setp_s(CmpOp::Lt, left, self.sizes.keys());
+        let ragged = k.setp_s(CmpOp::Lt, left, self.main.sizes.keys());
         k.if_(ragged, |k| {
             let before = k.mad(consumer.threads.row_warp, WarpRows::ROWS, consumer.threads.quad);
             let left = k.sub(left, before);
@@ -189,34 +187,71 @@ impl Main<'_> {
     pub(super) fn store(&self, k: &mut Builder, consumer: &Consumer, tile: &AccTile, gradient: Tensor) {
         let [batch, head, _] = self.at;
         let first = k.mad(consumer.threads.row_warp, WarpRows::ROWS, self.keys.first);
-        let ([of_dk, of_dv], dims) = (self.params.gradients, self.baked.dims);
+        let ([of_dk, of_dv], dims) = (self.main.params.gradients, self.main.baked.dims);
         let (to, width) = match gradient {
             Tensor::Dk => (of_dk, dims.head_dim),
             _ => (of_dv, dims.head_dim_v),
         };
         let place = |k: &mut Builder, row: R32| {
             let row = self.sequence.map_or(row, |sequence| sequence.kv.row(k, row));
-            to.row(k, self.baked, [batch, head, row])
+            to.row(k, self.main.baked, [batch, head, row])
         };
         let (width, limits) = (width as u32, (first, self.keys.seq_q));
-        let width = (width < self.sizes.columns).then(|| k.mov(width));
-        let (half, store) = (Some(half(self.baked)), RowStore::Chunks);
+        let width = (width < self.main.sizes.columns).then(|| k.mov(width));
+        let (half, store) = (Some(half(self.main.baked)), RowStore::Chunks);
         store_fragments_at(k, &consumer.threads, half, tile, limits, place, store, width);
     }
 }
 
 impl Warpgroup<'_> {
-    /// Waits for K and V before the first product.
-    pub fn begin(&self, k: &mut Builder) -> (Masker, Products) {
-        let main = self.main;
-        let (threads, rows) = (&self.consumer.threads, main.sizes.rows);
-        let mask = Masker::new(k, &main.band, threads, &main.keys, 16, rows).of_probabilities();
-        let [_, keys, values, _] = &main.rings;
-        for ring in [keys, values] {
-            let at = ring.pipeline.consumer_state(k);
-            ring.pipeline.consumer_wait(k, &at);
+    /// Runs `visits` for each tile of keys of the CTA, and stores its dK and dV.
+    pub fn for_each_tile(
+        &self,
+        k: &mut Builder,
+        cursor: &TileCursor<'_>,
+        visits: impl FnOnce(&mut Builder, &KeyTile<'_>),
+    ) {
+        let WarpgroupTiles { dk, dv, .. } = &self.tiles;
+        cursor.for_each(k, |k, tile| {
+            let tile = KeyTile::new(k, self.main, tile);
+            dk.clear(k);
+            dv.clear(k);
+            visits(k, &tile);
+            for row in 0..dk.lane_rows() {
+                dk.scale_row(k, row, self.main.params.scale);
+            }
+            tile.store(k, self.consumer, dk, Tensor::Dk); //                       18
+            tile.store(k, self.consumer, dv, Tensor::Dv);
+            cursor.advance(k)
+        });
+    }
+
+    /// The mask of a tile of keys.
+    pub fn mask(&self, k: &mut Builder, tile: &KeyTile<'_>) -> Masker {
+        let (threads, rows) = (&self.consumer.threads, self.main.sizes.rows);
+        Masker::new(k, &tile.band, threads, &tile.keys, 16, rows).of_probabilities()
+    }
+
+    /// The positions in the rings of K and V.
+    pub fn stationary(&self, k: &mut Builder) -> [PipelineState; 2] {
+        let [_, keys, values, _] = &self.main.rings;
+        [keys, values].map(|ring| ring.pipeline.consumer_state(k))
+    }
+
+    /// Waits for K and V of a tile of keys.
+    pub fn await_stationary(&self, k: &mut Builder, at: &[PipelineState; 2]) {
+        let [_, keys, values, _] = &self.main.rings;
+        for (ring, at) in [keys, values].into_iter().zip(at) {
+            ring.pipeline.consumer_wait(k, at);
         }
-        (mask, main.products())
+    }
+
+    /// Releases K or V after the last product that reads it.
+    pub fn release(&self, k: &mut Builder, [keys_at, values_at]: &[PipelineState; 2], tensor: Tensor) {
+        let [_, keys, values, _] = &self.main.rings;
+        let (ring, at) = if tensor == Tensor::K { (keys, keys_at) } else { (values, values_at) };
+        ring.pipeline.consumer_release(k, at, self.consumer.elected);
+        at.advance(k);
     }
 
     /// Issues S of a tile of Q, with the warpgroup's keys.

@@ -1,12 +1,13 @@
 //! The loop over query rows for head dims up to 64: each warpgroup issues its products as soon as it can.
 
 use attend::{Masker, Order};
+use problem::Tensor;
 use ptx::{Builder, CmpOp, R32};
-use tile::{Accumulate, PipelineState, Products};
+use tile::{Accumulate, PipelineState, Products, TileCursor};
 
 use super::consume::{Warpgroup, WarpgroupTiles};
 use super::convert::{add_part, place_of_part};
-use super::emit::Visit;
+use super::tiles::{KeyTile, Visit};
 use crate::forward::contract::half;
 
 /// A warpgroup's positions in the rings.
@@ -21,26 +22,38 @@ struct Positions {
 }
 
 impl Warpgroup<'_> {
-    /// Runs the visits.
-    pub fn visit_freely(&self, k: &mut Builder) {
-        let [queries, _, _, gradients] = &self.main.rings;
+    /// Computes the CTA's tiles of keys.
+    pub fn compute_freely(&self, k: &mut Builder, cursor: &TileCursor<'_>) {
+        let main = self.main;
+        let [queries, _, _, gradients] = &main.rings;
         let at = Positions {
             scores: queries.pipeline.consumer_state(k),
             queries: queries.pipeline.consumer_state(k),
             gradients: gradients.pipeline.consumer_state(k),
-            slot: self.main.handover().state(k),
+            slot: main.handover().state(k),
             kept: k.mov(0),
         };
-        let (mask, mut products) = self.begin(k);
-        self.main.if_visited(k, |k, visit| {
-            if self.scores_are_ahead() {
-                self.issue_awaited_scores(k, &mut products, &at);
-            }
-            k.do_while(|k| {
-                self.visit(k, &mask, &mut products, (&at, visit));
-                self.main.is_visit(k, visit)
+        let stationary = self.stationary(k);
+        let mut products = main.products();
+        self.for_each_tile(k, cursor, |k, tile| {
+            let mask = self.mask(k, tile);
+            tile.if_visited(k, |k, visit| {
+                self.await_stationary(k, &stationary);
+                if self.scores_are_ahead() {
+                    products.fence(k);
+                    self.issue_awaited_scores(k, &mut products, &at);
+                }
+                k.do_while(|k| {
+                    self.visit(k, (tile, &mask), &mut products, (&at, visit));
+                    tile.is_visit(k, visit)
+                });
+                k.wgmma_wait(0);
+                for tensor in [Tensor::V, Tensor::K] {
+                    self.release(k, &stationary, tensor);
+                }
+                self.release_kept(k, &at);
+                k.mov_to(at.kept, 0);
             });
-            k.wgmma_wait(0);
         });
     }
 
@@ -52,7 +65,7 @@ impl Warpgroup<'_> {
     fn visit(
         &self,
         k: &mut Builder,
-        mask: &Masker,
+        (tile, mask): (&KeyTile<'_>, &Masker),
         products: &mut Products,
         (at, visit): (&Positions, Visit),
     ) {
@@ -64,10 +77,10 @@ impl Warpgroup<'_> {
         k.wgmma_wait(0);
         self.release_kept(k, at);
         if !self.scores_are_ahead() {
+            products.fence(k);
             self.issue_awaited_scores(k, products, at);
         }
         gradients.pipeline.consumer_wait(k, &at.gradients);
-        products.fence(k);
         let d_out = operands.gradients[0].stage(k, at.gradients.stage);
         products.wgmma_ss(k, operands.own_values, d_out, dp, Accumulate::Set); // 13: dPᵀ = V dOᵀ
         let of_dp = products.commit(k);
@@ -76,25 +89,24 @@ impl Warpgroup<'_> {
         }
         let numbers = main.numbers(k, consumer, &at.gradients);
         let gradient = main.score_gradient(mask);
-        let weights = main.probabilities(k, consumer, &gradient, s, &numbers[0], visit);
+        let weights = tile.probabilities(k, consumer, &gradient, s, &numbers[0], visit);
         products.wait(k, of_dp);
         let d_out = operands.gradients[1].stage(k, at.gradients.stage);
         gradient.scores(k, s, &weights, dp, &numbers); //                      14: dS = P ∘ (dP − D)
         weights.round_to(k, half, p);
         dp.round_to(k, half, ds);
         self.publish(k, &at.slot);
-        products.fence(k);
+        products.fence(k); // One fence serves all products until S and dP are modified again.
         products.wgmma_rs(k, p, d_out, dv, Accumulate::Add); //                   12: dV += Pᵀ dO
         let of_dv = products.commit(k);
         if self.scores_are_ahead() {
-            self.issue_next_scores(k, products, (at, visit));
+            self.issue_next_scores(k, products, tile, (at, visit));
         }
         products.wait(k, of_dv);
         // All lanes have read their numbers: `publish` has synchronised the warp.
         gradients.pipeline.consumer_release(k, &at.gradients, consumer.elected);
         at.gradients.advance(k);
         let all_ds = self.all_ds(k, &at.slot);
-        products.fence(k);
         products.wgmma_ss(k, all_ds, operands.keys, dq, Accumulate::Set); //      15: dQ = dS K
         let of_dq = products.commit(k);
         let q = operands.queries[1].stage(k, at.queries.stage);
@@ -106,7 +118,7 @@ impl Warpgroup<'_> {
         products.wait(k, of_dq);
         match &self.outbox {
             None => {
-                let place = main.place(k, visit);
+                let place = tile.place(k, visit);
                 let sums = main.params.row_tiles.sums(k, place);
                 let own = place_of_part(k, sums, consumer.threads.row_warp, consumer.threads.lane);
                 add_part(k, own, dq);
@@ -116,7 +128,7 @@ impl Warpgroup<'_> {
                 outbox.relay.publish_operand(k, &outbox.at, consumer.elected);
             }
         }
-        main.advance(k, visit);
+        tile.advance(k, visit);
     }
 
     /// Issues the scores of a visit, once its Q has arrived.
@@ -125,15 +137,21 @@ impl Warpgroup<'_> {
         queries.pipeline.consumer_wait(k, &at.scores);
         let q = self.operands.queries[0].stage(k, at.scores.stage);
         at.scores.advance(k);
-        products.fence(k);
         self.issue_scores(k, products, q);
         products.commit(k);
     }
 
     /// Issues the scores of the next visit. At the last visit, computes its scores once more, so that the
     /// loop has no branch around products.
-    fn issue_next_scores(&self, k: &mut Builder, products: &mut Products, (at, visit): (&Positions, Visit)) {
-        let ended = self.main.is_last(k, visit);
+    fn issue_next_scores(
+        &self,
+        k: &mut Builder,
+        products: &mut Products,
+        tile: &KeyTile<'_>,
+        (at, visit): (&Positions, Visit),
+    ) {
+        let followed = tile.is_followed(k, visit);
+        let ended = k.not_pred(followed);
         k.guarded(ended, |k| at.scores.move_to(k, at.queries));
         self.issue_awaited_scores(k, products, at);
     }

@@ -1,12 +1,13 @@
 //! The backward family of sm_90a: FlashAttention-2's Algorithm 2 with five products, on `wgmma` and TMA.
 //!
-//! A CTA owns 128 keys of a KV head and visits the query rows that see them, tile by tile, of all query heads
-//! of the group. One producer thread requests Q and dO; two consumer warpgroups own 64 keys each. All score
-//! tiles are transposed, so that Pᵀ and dSᵀ are A operands in registers of dV += Pᵀ dO and dK += dSᵀ Q, whose
-//! accumulators stay in registers. dS also passes through shared memory: dQ = dS K needs the dS of both
-//! warpgroups, which compute one half of dQ each and add it to f32 sums in global memory. Above head dim 64,
-//! the warpgroups take the tensor cores in turn (`turns.rs`). Head dims above 128 leave room for 64 keys, and
-//! each gradient has a consumer warpgroup (`apart.rs`).
+//! A CTA computes tiles of 128 keys of a KV head, which it takes from a counter. For each of them it visits
+//! the query rows that see the keys, tile by tile, of all query heads of the group. One producer thread
+//! requests Q and dO; two consumer warpgroups own 64 keys each. All score tiles are transposed, so that Pᵀ
+//! and dSᵀ are A operands in registers of dV += Pᵀ dO and dK += dSᵀ Q, whose accumulators stay in registers.
+//! dS also passes through shared memory: dQ = dS K needs the dS of both warpgroups, which compute one half of
+//! dQ each and add it to f32 sums in global memory. Above head dim 64, the warpgroups take the tensor cores
+//! in turn (`turns.rs`). Head dims above 128 leave room for 64 keys, and each gradient has a consumer
+//! warpgroup (`apart.rs`); a CTA then computes one tile.
 //!
 //! Three kernels are launched. The first (`rows.rs`) computes −L·log2 e and −D of each row and sets the sums
 //! to zero. The second (`emit.rs`) is the main kernel. The third (`convert.rs`) scales and rounds the sums to
@@ -26,6 +27,7 @@ mod params;
 mod plan;
 mod rows;
 mod staging;
+mod tiles;
 mod turns;
 
 pub use plan::FusedPlan;

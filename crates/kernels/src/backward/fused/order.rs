@@ -25,7 +25,6 @@ use super::params::{OwnTile, RowTiles};
 use super::plan::TileSizes;
 use crate::Baked;
 use crate::contract::Contract;
-use crate::grid::{Axis, Grid};
 
 /// The numbers that say whose turn it is, for each part of each tile of query rows.
 #[derive(Clone, Copy)]
@@ -81,16 +80,4 @@ impl AddOrder {
         let writes = k.setp_u(CmpOp::Lt, thread, self.parts);
         k.guarded(writes, |k| k.st(number, last));
     }
-}
-
-/// The CTA's batch entry, KV head and tile of keys in such a grid.
-pub(super) fn tile_of_cta(k: &mut Builder, baked: &Baked, grid: Grid) -> [R32; 3] {
-    let [in_section, before, section] = [Axis::X, Axis::Y, Axis::Z].map(|axis| grid.index(k, axis));
-    let (heads, tiles) = (grid.extent(k, Axis::X), grid.extent(k, Axis::Y));
-    let index = k.mad(section, heads, in_section);
-    let heads = (baked.heads_q as u32) / baked.group_size();
-    let batch = divide(k, index, heads);
-    let others = k.mul(batch, heads);
-    let last = k.sub(tiles, 1);
-    [batch, k.sub(index, others), k.sub(last, before)]
 }

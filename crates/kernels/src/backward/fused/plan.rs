@@ -3,7 +3,10 @@
 use attend::Order;
 use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Handover, Pipeline, Relay, Roles, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS};
+use tile::{
+    Handout, Handover, Pipeline, Relay, Roles, SwizzledTile, TileBroadcast, TileOrder, WARPGROUP_ROWS,
+    WARPGROUP_THREADS,
+};
 
 use crate::backward::sums::TileCounts;
 use crate::error::accept;
@@ -81,6 +84,11 @@ impl TileSizes {
     /// Keys of a CTA.
     pub const fn keys(self) -> u32 {
         if self.gradients_apart() { WARPGROUP_ROWS } else { KEYS }
+    }
+
+    /// How CTAs take tiles of keys. With gradients apart, or in an order of additions, a CTA computes one.
+    pub const fn handout(self, ordered: bool) -> Handout {
+        if self.gradients_apart() || ordered { Handout::Grid } else { Handout::Dynamic }
     }
 
     /// Threads of a CTA of the main kernel.
@@ -192,7 +200,8 @@ impl FusedPlan {
         if bytes > limit {
             return Err(PlanError::SharedMemory { bytes: bytes.into(), limit, sm: arch.sm });
         }
-        self.grid(problem).check("CTAs (tiles of keys · heads · batch)")?;
+        let tiles = self.tile_count(problem);
+        accept("tiles of keys · heads · batch", tiles, tiles < 1 << 31, "fewer than 2^31")?;
         self.row_grid(problem).check("CTAs (tiles of rows · heads · batch)")
     }
 
@@ -209,7 +218,11 @@ impl FusedPlan {
         let ordered = problem.pass.deterministic();
         let staging = sizes.staging_bytes(ordered) + if ordered { sizes.order_barrier_bytes() } else { 0 };
         let between = sizes.slots() * sizes.ds().bytes() + staging + sizes.weight_bytes();
-        rings + numbers + between + barriers
+        let broadcast = match sizes.handout(ordered) {
+            Handout::Dynamic => TileBroadcast::shared_bytes(!problem.lengths.is_even()),
+            _ => 0,
+        };
+        rings + numbers + between + broadcast + barriers
     }
 
     /// Stages of the ring of a tensor that is loaded through a tensor map.
@@ -221,14 +234,34 @@ impl FusedPlan {
         }
     }
 
-    /// The extents of the main kernel's grid.
-    pub(super) fn grid(&self, problem: &Problem) -> Extents {
-        let sizes = TileSizes::new(problem);
-        let blocks = key_blocks(problem, sizes.keys());
-        if problem.pass.deterministic() {
-            return self.ordered_extents(problem, blocks, sizes.row_tiles(problem));
+    /// The tiles of keys of a head, and of batch entries with that many tiles each.
+    pub(super) fn key_tiles(&self, problem: &Problem) -> [u64; 2] {
+        key_blocks(problem, TileSizes::new(problem).keys())
+    }
+
+    /// The tiles of keys of all heads.
+    pub(super) fn tile_count(&self, problem: &Problem) -> u64 {
+        let [tiles, batch] = self.key_tiles(problem);
+        tiles.saturating_mul(batch).saturating_mul(problem.heads_kv as u64)
+    }
+
+    /// The order of the tiles of keys, and the heads of a section.
+    pub(super) fn order_of_tiles(&self, problem: &Problem) -> (TileOrder, u64) {
+        let [_, batch] = self.key_tiles(problem);
+        match self.tile_order {
+            _ if problem.pass.deterministic() => (TileOrder::LongestFirst, self.section(problem, batch)),
+            CtaOrder::RowsFirst => (TileOrder::InOrder, 1),
+            CtaOrder::HeadsFirst => (TileOrder::LongestFirst, batch * problem.heads_kv as u64),
         }
-        self.extents(blocks, problem.heads_kv)
+    }
+
+    /// The extents of the main kernel's grid: a CTA for each tile of keys, or as many as run at once.
+    pub(super) fn grid(&self, problem: &Problem, arch: &Arch) -> Extents {
+        let tiles = self.tile_count(problem);
+        Extents(match TileSizes::new(problem).handout(problem.pass.deterministic()) {
+            Handout::Dynamic => [tiles.min(arch.multiprocessors.into()), 1, 1],
+            _ => [tiles, 1, 1],
+        })
     }
 
     /// The extents of the grids of the kernels before and after it.
@@ -236,28 +269,23 @@ impl FusedPlan {
         self.extents(TileSizes::new(problem).row_tiles(problem), problem.heads_q)
     }
 
-    /// The number of heads, over all batch entries, whose CTAs alternate in the launch. A CTA then starts
-    /// about one visit after its predecessor in the order of additions if the heads are as many as CTAs run,
-    /// for each of its visits.
-    fn section(&self, problem: &Problem, [tiles, batch]: [u64; 2]) -> u64 {
+    /// The number of heads, over all batch entries, whose tiles of keys alternate if additions have an order.
+    /// A CTA then starts about one visit after its predecessor in the order of additions if the heads are as
+    /// many as CTAs run, for each of its visits.
+    fn section(&self, problem: &Problem, batch: u64) -> u64 {
         let heads = batch * problem.heads_kv as u64;
+        let [tiles, _] = TileSizes::new(problem).row_tiles(problem);
         let entries = if problem.lengths.q.packed.is_some() { problem.batch.max(1) as u64 } else { 1 };
         let group = (problem.heads_q / problem.heads_kv.max(1)) as u64;
         let visits = (tiles / entries * group).max(1);
         let wanted = u64::from(Arch::SM_90.multiprocessors).div_ceil(visits);
-        match self.tile_order {
+        let section = match self.tile_order {
             CtaOrder::HeadsFirst => heads,
             CtaOrder::RowsFirst => {
                 (wanted..heads).find(|&section| heads.is_multiple_of(section)).unwrap_or(heads)
             }
-        }
-    }
-
-    /// The extents of the main kernel's grid if additions have an order, for `tiles` tiles of keys of each of
-    /// `batch` batch entries: the heads of a section, tiles of keys, and sections.
-    fn ordered_extents(&self, problem: &Problem, [tiles, batch]: [u64; 2], row_tiles: [u64; 2]) -> Extents {
-        let section = self.section(problem, [row_tiles[0], batch]).max(1);
-        Extents([section, tiles, batch * problem.heads_kv as u64 / section])
+        };
+        section.max(1)
     }
 
     fn extents(&self, [tiles, batch]: [u64; 2], heads: usize) -> Extents {
@@ -275,7 +303,7 @@ impl FusedPlan {
 
     /// Whether a kernel of the plan needs a flat grid.
     pub(super) fn needs_flat_grid(&self, problem: &Problem) -> bool {
-        self.grid(problem).need_flat() || self.row_grid(problem).need_flat()
+        self.row_grid(problem).need_flat()
     }
 }
 

@@ -33,6 +33,7 @@ impl WgmmaPlan {
         let body = move |k: &mut Builder| {
             let tiles = params.lengths.map(|lengths| SequenceTiles {
                 lengths,
+                of_keys: false,
                 rows: self.tile_rows(baked),
                 heads: self.packed_heads(baked),
             });

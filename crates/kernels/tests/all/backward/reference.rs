@@ -214,6 +214,7 @@ impl Inputs {
                     Some(lengths.iter().flat_map(|n| n.to_le_bytes()).collect())
                 }
                 BufferKind::Temporary(_) => None,
+                BufferKind::Counter => Some(vec![0; spec.bytes]),
                 other => panic!("a backward kernel has no {other}"),
             };
             if let Some(data) = data {
@@ -233,6 +234,11 @@ impl Inputs {
                 let mut bytes = vec![0; spec.bytes];
                 machine.download(buffer, &mut bytes)?;
                 gradients.insert(tensor.into(), loaded(p.dtypes.of(tensor), &bytes));
+            }
+            if spec.kind == BufferKind::Counter {
+                let mut bytes = vec![0; spec.bytes];
+                machine.download(buffer, &mut bytes)?;
+                assert!(bytes.iter().all(|&byte| byte == 0), "the counter is not ready for the next launch");
             }
         }
         Ok(gradients)
