@@ -47,8 +47,7 @@ impl FusedPlan {
         let body = move |k: &mut Builder| {
             let own = OwnTile::new(k, (order, grid), (lengths, seq_q), TileSizes::new(baked));
             let rows = Rows { baked, out, d_out, lse, d_lse, tiles, sinks, own };
-            rows.clear_sums(k);
-            rows.store_numbers(k);
+            rows.store(k);
             if let Some(Additions { order, band, seq_kv }) = additions {
                 let lengths = [rows.own.len(), rows.own.keys(seq_kv)];
                 let thread = k.special(SpecialReg::TidX);
@@ -89,8 +88,9 @@ impl Rows<'_> {
         }
     }
 
-    /// As many neighbouring threads as a row has chunks of 16 bytes compute a row.
-    fn store_numbers(&self, k: &mut Builder) {
+    /// Stores the numbers of the rows, and sums of zero while O and dO are on their way. As many neighbouring
+    /// threads as a row has chunks of 16 bytes compute a row.
+    fn store(&self, k: &mut Builder) {
         let sizes = TileSizes::new(self.baked);
         let chunks = (sizes.columns / 8).next_power_of_two();
         let [_, head, tile] = self.own.at;
@@ -101,12 +101,19 @@ impl Rows<'_> {
         let numbers = self.tiles.numbers(k, self.own.place);
         let numbers = k.index(numbers, row, 4);
         let position = k.mad(tile, sizes.rows, row);
+        let loaded: Vec<_> = (0..sizes.rows)
+            .step_by((THREADS / chunks) as usize)
+            .map(|first| {
+                let position = k.add(position, first);
+                let at = self.own.row(k, position);
+                (first, position, at, self.load(k, (position, at), (chunk, chunks)))
+            })
+            .collect();
+        self.clear_sums(k);
         let mut numbers_of_rows = [Vec::new(), Vec::new()];
-        for first in (0..sizes.rows).step_by((THREADS / chunks) as usize) {
-            let position = k.add(position, first);
+        for (first, position, at, out_and_d_out) in loaded {
             let exists = k.setp_u(CmpOp::Lt, position, self.own.len());
-            let at = self.own.row(k, position);
-            let delta = self.delta(k, (position, at), chunk, chunks);
+            let delta = self.delta(k, out_and_d_out, chunks);
             let mut number = |array: Global, missing: f32| {
                 let from = self.own.number(k, self.baked, array, at);
                 let number: F32 = k.mov(missing);
@@ -139,20 +146,29 @@ impl Rows<'_> {
         }
     }
 
-    /// D = rowsum(dO ∘ O) of a row, 0 beyond the rows.
-    fn delta(&self, k: &mut Builder, (position, at): (R32, [R32; 3]), chunk: R32, chunks: u32) -> F32 {
+    /// The thread's chunk of O and of dO of a row, zeros beyond the rows.
+    fn load(
+        &self,
+        k: &mut Builder,
+        (position, at): (R32, [R32; 3]),
+        (chunk, chunks): (R32, u32),
+    ) -> [[R32; 4]; 2] {
         let exists = k.setp_u(CmpOp::Lt, position, self.own.len());
         let exists = match self.baked.head_dim_v() / 8 {
             all if all == chunks => exists,
             width => k.setp_u_and(CmpOp::Lt, chunk, width, exists),
         };
-        let [out, d_out] = [self.out, self.d_out].map(|tensor| {
+        [self.out, self.d_out].map(|tensor| {
             let row = tensor.row(k, self.baked, at);
             let from = k.index(row, chunk, 16);
             let words: [R32; 4] = std::array::from_fn(|_| k.mov(0));
             k.guarded(exists, |k| k.ld_vec_to(words, from));
             words
-        });
+        })
+    }
+
+    /// D = rowsum(dO ∘ O) of a row whose chunks neighbouring threads have.
+    fn delta(&self, k: &mut Builder, [out, d_out]: [[R32; 4]; 2], chunks: u32) -> F32 {
         let mut sum: F32 = k.mov(0.0);
         for (out, d_out) in out.into_iter().zip(d_out) {
             let [out, d_out] = [out, d_out].map(|word| k.unpack(half(self.baked), word));
