@@ -54,6 +54,7 @@ impl Main<'_> {
             k.fence_mbarrier_init();
         });
         k.bar_sync();
+        self.await_rows(k);
         let warp = k.warp_index_uniform();
         let group = k.shr_u(warp, 2);
         let [produces, of_dv, of_dq] = [0, 1, 3].map(|number| k.setp_u(CmpOp::Eq, group, number));

@@ -1,7 +1,7 @@
 //! The kernel after the main kernel: the sums of dQ, scaled and rounded.
 
 use problem::{Problem, Tensor};
-use ptx::{Access, Builder, F32, Global, Pointer, R32};
+use ptx::{Access, Builder, F32, Global, Launch, Pointer, R32};
 use tile::{AccTile, RowStore, Threads, WARP_VECTOR_BYTES, store_fragments_at, warp_vectors};
 
 use super::params::{OwnTile, RowTiles, Strided, declare_row_lengths, launch};
@@ -30,10 +30,11 @@ impl FusedPlan {
         let lengths = declare_row_lengths(&mut k, &mut c, problem, seq_q);
         let scale = c.f32(&mut k, "scale", problem.softmax_scale());
         let grid = self.row_grid(problem);
-        let launch = launch(threads, grid, baked.flat, 0);
+        let launch = Launch { overlapping: true, ..launch(threads, grid, baked.flat, 0) };
         let grid = grid.declare(&mut k, &mut c, baked.flat);
         let order = self.tile_order;
         let body = move |k: &mut Builder| {
+            k.griddep_wait();
             let own = OwnTile::new(k, (order, grid), (lengths, seq_q), TileSizes::new(baked));
             convert(k, baked, (dq, scale), tiles, own);
         };

@@ -3,7 +3,7 @@
 
 use attend::{KeyBand, Lengths, SequenceTiles, Softcap};
 use problem::{Problem, Tensor};
-use ptx::{Access, Builder, CmpOp, F32, Global, Pointer, R32, Shared, SpecialReg, TensorMapPtr};
+use ptx::{Access, Builder, CmpOp, F32, Global, Launch, Pointer, R32, Shared, SpecialReg, TensorMapPtr};
 use tile::{
     COUNTER_BYTES, Handout, Handover, Locate, Pipeline, PipelineState, SwizzledTile, TileBroadcast, TileGrid,
     TileRing, TileScheduler,
@@ -32,6 +32,7 @@ impl FusedPlan {
         let mut c = Contract::new(problem);
         let params = FusedParams::declare(&mut k, &mut c, (problem, baked), self);
         let launch = launch(threads, self.grid(problem, arch), false, self.shared_bytes(problem));
+        let launch = Launch { overlapping: true, ..launch };
         let body = move |k: &mut Builder| {
             let rows = TileSizes::new(baked).keys();
             let tiles =
@@ -234,6 +235,7 @@ impl<'a> Main<'a> {
         });
         let broadcast = self.schedule.broadcast.map(|broadcast| broadcast.pipeline);
         ROLES.prepare(k, self.rings.map(|ring| ring.pipeline).into_iter().chain(broadcast));
+        self.await_rows(k);
         ROLES.divide(
             k,
             |k, index, warp| {
@@ -242,6 +244,12 @@ impl<'a> Main<'a> {
             },
             |k, consumer| self.consume(k, consumer),
         );
+    }
+
+    /// Waits until the kernel before has ended. The kernel after may start as soon as SMs are idle.
+    pub fn await_rows(&self, k: &mut Builder) {
+        k.griddep_launch_dependents();
+        k.griddep_wait();
     }
 
     /// The tile of keys of a CTA that computes one.

@@ -9,11 +9,11 @@
 //! in turn (`turns.rs`). Head dims above 128 leave room for 64 keys, and each gradient has a consumer
 //! warpgroup (`apart.rs`); a CTA then computes one tile.
 //!
-//! Three kernels are launched. The first (`rows.rs`) computes −L·log2 e and −D of each row and sets the sums
-//! to zero. The second (`emit.rs`) is the main kernel. The third (`convert.rs`) scales and rounds the sums to
-//! dQ. CTAs add to the sums in the order in which they run, so the bits of dQ differ between runs, unless the
-//! pass has to be deterministic: then each tile of query rows has an order of additions (`order.rs`,
-//! `adders.rs`).
+//! Three kernels are launched, of which the second and third start before the one before has ended. The first
+//! (`rows.rs`) computes −L·log2 e and −D of each row and sets the sums to zero. The second (`emit.rs`) is the
+//! main kernel. The third (`convert.rs`) scales and rounds the sums to dQ. CTAs add to the sums in the order
+//! in which they run, so the bits of dQ differ between runs, unless the pass has to be deterministic: then
+//! each tile of query rows has an order of additions (`order.rs`, `adders.rs`).
 
 mod adders;
 mod apart;

@@ -45,6 +45,7 @@ impl FusedPlan {
         let grid = grid.declare(&mut k, &mut c, baked.flat);
         let order = self.tile_order;
         let body = move |k: &mut Builder| {
+            k.griddep_launch_dependents();
             let own = OwnTile::new(k, (order, grid), (lengths, seq_q), TileSizes::new(baked));
             let rows = Rows { baked, out, d_out, lse, d_lse, tiles, sinks, own };
             rows.store(k);

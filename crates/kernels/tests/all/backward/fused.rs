@@ -6,7 +6,7 @@ use flashcore_kernels::backward::fused::FusedPlan;
 use flashcore_kernels::forward::mma::CtaOrder;
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, Corner, DType, Layout, OperandMap, Pass, Problem, Tensor};
-use ptx::{Item, Kernel, Op, Statement};
+use ptx::{GridDependency, Item, Kernel, Op, Statement};
 
 use super::reference::{Inputs, even};
 use super::split::{
@@ -240,12 +240,16 @@ fn sites(kernel: &Kernel) -> Vec<(String, usize, usize, usize)> {
     let mut found = Vec::new();
     for (item, function) in kernel.module.items.iter().enumerate() {
         let Item::Function(function) = function else { continue };
+        if function.name.as_ref() != kernel.entry {
+            continue;
+        }
         for (at, statement) in function.body.iter().flat_map(|body| &body.statements).enumerate() {
             let Statement::Inst(inst) = statement else { continue };
             let (name, count) = match inst.op {
                 Op::Mbarrier(mbarrier) if mbarrier.op.waits() => ("wait".to_owned(), 2),
                 Op::Mbarrier(mbarrier) => (format!("{:?}", mbarrier.op).to_lowercase(), 1),
-                Op::Bar { .. }
+                Op::Griddepcontrol(GridDependency::Wait)
+                | Op::Bar { .. }
                 | Op::BarWarpSync
                 | Op::FenceProxy(_)
                 | Op::CpAsyncBulkCommitGroup
