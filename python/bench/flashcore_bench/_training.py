@@ -68,7 +68,7 @@ def works(device: str, dtype: torch.dtype, shrunk: int) -> list[Work]:
     """16k tokens in all and 2048 elements a token; then grouped heads, a window, a cap and the mission problem."""
     found: list[Work] = []
     for dim in (64, 128, 256):
-        for length in (2048, 8192, 16384):
+        for length in (512, 1024, 2048, 4096, 8192, 16384):
             for mask in (None, causal):
                 batch = max(1, TOKENS // length if shrunk == 1 else 1)
                 found.append(_work(device, dtype, (batch, (2048 // dim,) * 2, max(length // shrunk, 8), dim), mask))
