@@ -1,18 +1,17 @@
-//! The main kernel: its parameters, shared memory, and the producer's requests. `consume.rs` has the
-//! consumers' computation, `tiles.rs` the tiles.
+//! The main kernel: its parameters and shared memory. `produce.rs` has the producer's requests, `consume.rs`
+//! the consumers' computation, `tiles.rs` the tiles.
 
 use attend::{KeyBand, Lengths, SequenceTiles, Softcap};
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, F32, Global, Launch, Pointer, R32, Shared, SpecialReg, TensorMapPtr};
 use tile::{
-    COUNTER_BYTES, Handout, Handover, Locate, Pipeline, PipelineState, SwizzledTile, TileBroadcast, TileGrid,
-    TileRing, TileScheduler,
+    COUNTER_BYTES, Handout, Handover, Locate, Pipeline, SwizzledTile, TileBroadcast, TileGrid, TileRing,
+    TileScheduler,
 };
 
 use super::order::AddOrder;
 use super::params::{RowTiles, Strided, launch};
 use super::plan::{FusedPlan, LOADED, ROLES, TileSizes};
-use super::tiles::{KeyTile, Visit};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{declare_band, declare_map, declare_softcap, default_tanh, factor_or_one};
@@ -48,7 +47,7 @@ impl FusedPlan {
 #[derive(Clone)]
 pub(super) struct FusedParams {
     /// The tensor maps of [`LOADED`].
-    maps: [TensorMapPtr; 4],
+    pub maps: [TensorMapPtr; 4],
     /// The batch strides of [`LOADED`] in rows, for those whose tiles are ragged.
     pub batch_rows: [Option<R32>; 4],
     pub gradients: [Strided; 2],
@@ -252,63 +251,8 @@ impl<'a> Main<'a> {
         k.griddep_wait();
     }
 
-    /// The tile of keys of a CTA that computes one.
-    pub fn own_tile(&self, k: &mut Builder) -> KeyTile<'_> {
-        let tile = self.schedule.first_tile(k);
-        KeyTile::new(k, self, &tile)
-    }
-
     /// The handover of dS among consumers that divide the keys.
     pub fn handover(&self) -> Handover {
         Handover::new(self.barriers, self.sizes.slots())
-    }
-
-    /// The producer: K and V of each tile of keys, then Q and dO of each visit, the latter with the numbers
-    /// of their rows. ptxas makes a loop over the lanes of each copy unless it knows that the thread is an
-    /// elected lane.
-    pub fn produce(&self, k: &mut Builder) {
-        for map in self.params.maps {
-            k.prefetch_tensor_map(map);
-        }
-        let at = self.rings.each_ref().map(|ring| ring.pipeline.producer_state(k));
-        let alone = k.elect(1);
-        k.if_(alone, |k| self.request_tiles(k, &at));
-    }
-
-    fn request_tiles(&self, k: &mut Builder, at: &[PipelineState; 4]) {
-        self.schedule.for_each_as_producer(k, |k, tile, take_next| {
-            let tile = KeyTile::new(k, self, tile);
-            tile.if_visited(k, |k, visit| {
-                // V comes first: its place is free before that of K.
-                for (number, tensor) in [(2, Tensor::V), (1, Tensor::K)] {
-                    let [_, head, _] = tile.at;
-                    let from = tile.coordinates(k, tensor, head, tile.keys.first);
-                    self.rings[number].request(k, &at[number], self.params.maps[number], from);
-                }
-                k.do_while(|k| {
-                    self.request_visit(k, &tile, visit, at);
-                    tile.is_visit(k, visit)
-                });
-            });
-            // The consumers still have the visits in the rings to compute.
-            take_next(k);
-        });
-    }
-
-    /// Requests Q and dO of a visit, and moves to the next one.
-    fn request_visit(&self, k: &mut Builder, tile: &KeyTile<'_>, visit: Visit, at: &[PipelineState; 4]) {
-        let [queries, _, _, gradients] = &self.rings;
-        let [q_map, _, _, d_out_map] = self.params.maps;
-        let [q_at, _, _, d_out_at] = at;
-        let place = tile.place(k, visit);
-        let [_, head, _] = place;
-        let row = k.mul(visit.tile, self.sizes.rows);
-        let from = tile.coordinates(k, Tensor::Q, head, row);
-        queries.request(k, q_at, q_map, from);
-        let from = tile.coordinates(k, Tensor::DOut, head, row);
-        let numbers = self.params.row_tiles.numbers(k, place);
-        let beside = (self.numbers, numbers, self.sizes.number_bytes());
-        gradients.request_beside(k, d_out_at, (d_out_map, from), beside);
-        tile.advance(k, visit);
     }
 }

@@ -25,6 +25,7 @@ mod free;
 mod order;
 mod params;
 mod plan;
+mod produce;
 mod rows;
 mod staging;
 mod tiles;

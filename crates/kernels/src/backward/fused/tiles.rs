@@ -132,3 +132,11 @@ impl<'m> KeyTile<'m> {
         self.main.baked.group_size()
     }
 }
+
+impl Main<'_> {
+    /// The tile of keys of a CTA that computes one.
+    pub fn own_tile(&self, k: &mut Builder) -> KeyTile<'_> {
+        let tile = self.schedule.first_tile(k);
+        KeyTile::new(k, self, &tile)
+    }
+}
