@@ -1,29 +1,41 @@
-"""The time of a call on the host, beside that of an empty call through the same interface:
+"""The time of a call on the host above that of an empty call through the same interface:
 
     python overhead.py {jax,tvm} [--device {cpu,cuda}] [--library FILE]
 
-The attention is of one head and one row, so that a call computes next to nothing. `--library` is the file
-with the functions for TVM-FFI: that of the kernels hub, or the wheel's.
+The attention is causal, of 8 heads and one row, so that a call computes next to nothing. `--library` is the
+file with the functions for TVM-FFI: that of the kernels hub, or the wheel's. Each line of the output is a
+measurement, which `cargo xtask measure host ROWS.jsonl python overhead.py …` keeps for a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 
+CALLS, REPEATS = 200, 51
 
-def microseconds(call, wait, calls=500, repeats=21):
-    """The median time from call to call. The work has ended before and after."""
-    times = []
-    for _ in range(repeats):
-        wait()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        times.append((time.perf_counter() - start) / calls * 1e6)
-        wait()
-    return statistics.median(times)
+
+def microseconds(call, wait):
+    """The time from call to call. The work has ended before."""
+    wait()
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    return (time.perf_counter() - start) / CALLS * 1e6
+
+
+def tell(name, samples):
+    measure = {
+        "measure": name,
+        "unit": "us",
+        "calls": CALLS * REPEATS,
+        "median": statistics.median(samples),
+        "p99": max(samples),
+        "samples": samples,
+    }
+    print("MEASURE", json.dumps(measure))
 
 
 def jax_calls(device):
@@ -33,8 +45,8 @@ def jax_calls(device):
     from flashcore_attn.jax import flash_attn_func
 
     jax.config.update("jax_platforms", device)
-    q = jnp.ones((1, 1, 1, 64), jnp.float16)
-    ours, empty = jax.jit(lambda x: flash_attn_func(x, x, x)), jax.jit(lambda x: x * 2)
+    q = jnp.ones((1, 1, 8, 64), jnp.float16)
+    ours, empty = jax.jit(lambda x: flash_attn_func(x, x, x, causal=True)), jax.jit(lambda x: x * 2)
     results = []
 
     def call(function):
@@ -51,9 +63,9 @@ def tvm_calls(device, library):
     import tvm_ffi
 
     module = tvm_ffi.load_module(library)
-    q, k, v, out = (torch.ones(1, 1, 1, 64, dtype=torch.float16, device=device) for _ in range(4))
+    q, k, v, out = (torch.ones(1, 1, 8, 64, dtype=torch.float16, device=device) for _ in range(4))
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    text = "q k v out"
+    text = "q k v out; causal"
     return lambda: module.attention(text, q, k, v, out), lambda: torch.add(q, k, out=out), wait
 
 
@@ -70,8 +82,13 @@ def main():
     else:
         ours, empty, wait = tvm_calls(given.device, given.library)
     ours(), empty()
-    times = [microseconds(call, wait) for call in (ours, empty)]
-    print(f"{given.interface} on {given.device}: attention {times[0]:.2f} us, an empty call {times[1]:.2f} us")
+    samples = [[microseconds(call, wait) for call in (ours, empty)] for _ in range(REPEATS)]
+    of_ours, of_empty = zip(*samples, strict=True)
+    door = {"jax": "JAX", "tvm": "TVM-FFI"}[given.interface]
+    where = "" if given.device == "cuda" else " on the CPU"
+    tell(f"{door}: attention{where}", of_ours)
+    tell(f"{door}: an empty call{where}", of_empty)
+    tell(f"{door}: attention above an empty call{where}", [ours - empty for ours, empty in samples])
 
 
 if __name__ == "__main__":

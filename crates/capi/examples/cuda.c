@@ -1,19 +1,16 @@
 /*
- * Attention on a GPU from C: device memory, a stream and a graph of the caller. Prints the time of a call on
- * the host beside that of launching an empty kernel. Needs cuda.h of any CUDA 12 or 13:
+ * Attention on a GPU from C: device memory, a stream and a graph of the caller. `overhead.c` measures the time
+ * of a call. Needs cuda.h of any CUDA 12 or 13:
  *
  *     cc cuda.c $(pkg-config --cflags --libs flashcore) -lcuda -lm -o cuda && ./cuda
  */
-#define _POSIX_C_SOURCE 199309L
 #include <cuda.h>
 #include <flashcore.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
-enum { HEADS = 8, ROWS = 64, DIM = 64, COUNT = HEADS * ROWS * DIM, CALLS = 200, REPEATS = 21 };
+enum { HEADS = 8, ROWS = 64, DIM = 64, COUNT = HEADS * ROWS * DIM };
 
 #define DRIVER(call)                                                                    \
   do {                                                                                  \
@@ -32,19 +29,6 @@ static flashcore_operand tensor(uint32_t operand, CUdeviceptr address) {
                          .shape = {1, HEADS, ROWS, DIM}, .strides = {COUNT, ROWS * DIM, DIM, 1}};
   return o;
 }
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1e6 + t.tv_nsec * 1e-3;
-}
-
-static int by_size(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-static const char *EMPTY = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry empty() { ret; }\n";
 
 int main(void) {
   CUdevice device;
@@ -86,26 +70,5 @@ int main(void) {
   double largest = 0;
   for (int i = 0; i < COUNT; i++) largest = fmax(largest, fabs(from_device[i] - from_host[i]));
   printf("the largest difference between GPU and host is %.1e\n", largest);
-
-  CUmodule module;
-  CUfunction empty;
-  DRIVER(cuModuleLoadData(&module, EMPTY));
-  DRIVER(cuModuleGetFunction(&empty, module, "empty"));
-  for (int i = 0; i < 3; i++) operands[i].address = in;
-  operands[3].address = out;
-  call.device_type = FLASHCORE_CUDA;
-  double times[2][REPEATS];
-  for (int r = 0; r < REPEATS; r++)
-    for (int ours = 0; ours < 2; ours++) {
-      DRIVER(cuStreamSynchronize(stream));
-      double start = now();
-      for (int i = 0; i < CALLS; i++)
-        if (ours) flashcore(flashcore_attention(&call));
-        else DRIVER(cuLaunchKernel(empty, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
-      times[ours][r] = (now() - start) / CALLS;
-    }
-  for (int ours = 0; ours < 2; ours++) qsort(times[ours], REPEATS, sizeof(double), by_size);
-  printf("a call takes %.2f us on the host, launching an empty kernel %.2f us\n", times[1][REPEATS / 2],
-         times[0][REPEATS / 2]);
   return largest < 1e-4 ? 0 : 1;
 }

@@ -52,6 +52,7 @@ pub struct CCall {
 
 impl COperand {
     /// All fields but the address.
+    #[inline]
     pub fn words(&self) -> [u64; 10] {
         let [a, b, c, d] = self.shape.map(|extent| extent as u64);
         let [e, f, g, h] = self.strides.map(|stride| stride as u64);
@@ -61,6 +62,7 @@ impl COperand {
 
 impl CCall {
     /// The fields of a call without programs that decide what is launched. The stream is not one of them.
+    #[inline]
     pub fn words(&self) -> [u64; 11] {
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
         let [rows_q, rows_k, rows_v] = self.scale_rows;

@@ -9,7 +9,7 @@ use flashcore::{AttentionError, Band, Corner, Program};
 use crate::abi::{self, CCall, COperand, CallArray};
 use crate::arrays::{CallArrays, CallTarget, pass};
 use crate::errors::{ErrorBuffer, invalid};
-use crate::repeat::Described;
+use crate::repeat::{Described, Interface};
 
 /// Copies the call. A caller with an older header has fewer fields, and the others are zero; a caller with a
 /// newer one has more, which must be zero.
@@ -89,35 +89,47 @@ unsafe fn operands(call: &CCall) -> Result<&[COperand], AttentionError> {
     unsafe { array("operands", call.operands, call.operand_count, 64) }
 }
 
-/// Which array each operand of a call is.
-///
-/// # Safety
-/// As [`operands`].
-pub unsafe fn names(call: &CCall) -> Result<impl Iterator<Item = Option<CallArray>>, AttentionError> {
-    // SAFETY: this function's own contract.
-    let given = unsafe { operands(call)? };
-    Ok(given.iter().map(|entry| abi::array(entry.operand)))
+/// A call on a GPU that refers to no texts or numbers in memory, which can change between calls.
+pub struct PlainCall<'a> {
+    call: &'a CCall,
+    operands: &'a [COperand],
 }
 
-/// Describes a call on a GPU by its own words. `false` for a call that refers to texts or numbers in memory,
-/// which can change between calls.
-///
-/// # Safety
-/// As [`operands`].
-pub unsafe fn describe(call: &CCall, described: &mut Described) -> bool {
-    let is_plain =
-        call.score.is_null() && call.mask.is_null() && call.float_count == 0 && call.int_count == 0;
-    if call.device_type != abi::CUDA || !is_plain {
-        return false;
+impl PlainCall<'_> {
+    /// `None` for another call.
+    ///
+    /// # Safety
+    /// As [`operands`].
+    pub unsafe fn of(call: &CCall) -> Option<PlainCall<'_>> {
+        let is_plain =
+            call.score.is_null() && call.mask.is_null() && call.float_count == 0 && call.int_count == 0;
+        if call.device_type != abi::CUDA || !is_plain {
+            return None;
+        }
+        // SAFETY: this function's own contract.
+        Some(PlainCall { call, operands: unsafe { operands(call).ok()? } })
     }
-    // SAFETY: this function's own contract.
-    let Ok(given) = (unsafe { operands(call) }) else { return false };
-    described.words(call.words());
-    for entry in given {
-        described.words(entry.words());
-        described.address(entry.address);
+
+    /// Which array each operand is.
+    pub fn arrays(&self) -> impl Iterator<Item = Option<CallArray>> {
+        self.operands.iter().map(|entry| abi::array(entry.operand))
     }
-    true
+}
+
+impl Described for PlainCall<'_> {
+    fn interface(&self) -> Interface {
+        Interface::C
+    }
+
+    #[inline]
+    fn words(&self, mut next: impl FnMut(&[u64]) -> bool) -> bool {
+        next(&self.call.words()) && self.operands.iter().all(|entry| next(&entry.words()))
+    }
+
+    #[inline]
+    fn address(&self, index: usize) -> u64 {
+        self.operands[index].address
+    }
 }
 
 /// The arrays of a call.

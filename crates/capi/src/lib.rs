@@ -22,7 +22,7 @@ use flashcore::raw::Ready;
 
 pub use abi::{CCall, COperand, numbers};
 use arrays::{AttentionCall, guarded};
-use repeat::{Described, Interface};
+use call::PlainCall;
 pub use tvm::{__tvm_ffi_attention, __tvm_ffi_prepare, __tvm_ffi_workspace_size, TvmAny};
 pub use xla::{XlaCallFrame, flashcore_xla_cuda, flashcore_xla_host};
 
@@ -45,21 +45,19 @@ pub unsafe extern "C" fn flashcore_prepare(call: *const CCall) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_attention(call: *const CCall) -> i32 {
     let run = |call: &CCall| {
-        let mut described = Described::of(Interface::C);
         // SAFETY: this function's own contract.
-        let is_described = unsafe { call::describe(call, &mut described) };
-        if is_described
+        let plain = unsafe { PlainCall::of(call) };
+        if let Some(plain) = &plain
             // SAFETY: as above.
-            && let Some(launched) = unsafe { described.launch(call.stream) }
+            && let Some(launched) = unsafe { repeat::launch(plain, call.stream) }
         {
             return launched;
         }
         let enqueue = |ready: &Ready<'_>| {
             // SAFETY: as above.
             unsafe { ready.enqueue()? };
-            if is_described {
-                // SAFETY: as above.
-                described.keep(unsafe { call::names(call)? }, ready);
+            if let Some(plain) = &plain {
+                repeat::keep(plain, plain.arrays(), ready);
             }
             Ok(())
         };

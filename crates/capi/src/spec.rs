@@ -16,7 +16,7 @@ use flashcore::{AttentionError, Band, Corner};
 use crate::abi::{self, APPENDED, CallArray};
 use crate::arrays::{AttentionCall, CallArrays, CallTarget, pass};
 use crate::errors::invalid;
-use crate::repeat::{Described, Interface};
+use crate::repeat::{self, Described, Interface};
 
 /// A call except for its tensors.
 #[derive(Debug, Default)]
@@ -40,18 +40,6 @@ pub struct HandedTensor<'a> {
     pub address: u64,
     pub shape: &'a [i64],
     pub strides: Option<&'a [i64]>,
-}
-
-impl HandedTensor<'_> {
-    /// Adds the tensor to the description of its call.
-    fn describe(&self, described: &mut Described) {
-        let has_strides = u64::from(self.strides.is_some());
-        described.words([u64::from(self.dtype) << 32 | has_strides << 16 | self.shape.len() as u64]);
-        for numbers in [self.shape, self.strides.unwrap_or_default()] {
-            described.words(numbers.iter().map(|&number| number as u64));
-        }
-        described.address(self.address);
-    }
 }
 
 /// A text, and the tensors that an interface hands over with it.
@@ -248,24 +236,46 @@ impl HandedCall<'_> {
     /// # Safety
     /// The tensors are as [`Ready::enqueue`] demands.
     pub unsafe fn run(&self) -> Result<(), AttentionError> {
-        let CallTarget::Stream { ordinal, handle } = self.place else {
+        let CallTarget::Stream { handle, .. } = self.place else {
             // SAFETY: this function's own contract.
             return self.with_ready(|ready| unsafe { ready.enqueue() });
         };
-        let mut described = Described::of(self.interface);
-        described.text(self.text);
-        described.words([ordinal as u64]);
-        self.tensors.iter().for_each(|tensor| tensor.describe(&mut described));
         // SAFETY: as above.
-        if let Some(launched) = unsafe { described.launch(handle) } {
+        if let Some(launched) = unsafe { repeat::launch(self, handle) } {
             return launched;
         }
         self.with_ready(|ready| {
             // SAFETY: as above.
             unsafe { ready.enqueue()? };
-            described.keep(self.spec.arrays.iter().copied(), ready);
+            repeat::keep(self, self.spec.arrays.iter().copied(), ready);
             Ok(())
         })
+    }
+}
+
+impl Described for HandedCall<'_> {
+    fn interface(&self) -> Interface {
+        self.interface
+    }
+
+    fn words(&self, mut next: impl FnMut(&[u64]) -> bool) -> bool {
+        let ordinal = match self.place {
+            CallTarget::Stream { ordinal, .. } => ordinal as u64,
+            CallTarget::Host(_) => u64::MAX,
+        };
+        let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        next(&[self.text.len() as u64, ordinal])
+            && self.text.chunks(8).all(|bytes| next(&[word(bytes)]))
+            && self.tensors.iter().all(|tensor| {
+                let (shape, strides) = (tensor.shape, tensor.strides.unwrap_or_default());
+                let has_strides = u64::from(tensor.strides.is_some());
+                next(&[u64::from(tensor.dtype) << 32 | has_strides << 16 | shape.len() as u64])
+                    && shape.iter().chain(strides).all(|&number| next(&[number as u64]))
+            })
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.tensors[index].address
     }
 }
 

@@ -28,7 +28,7 @@ fn run(compiler: &str, standard: &str, source: &Path, test: &str) -> String {
         .args([standard, "-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-I"])
         .arg(Path::new(HERE).join("include"));
     compile.arg(source).arg("-o").arg(&program).arg("-L").arg(&folder);
-    compile.arg(format!("-Wl,-rpath,{}", folder.display())).args(["-lflashcore_c", "-lm"]);
+    compile.arg(format!("-Wl,-rpath,{}", folder.display())).args(["-lflashcore_c", "-lm", "-ldl"]);
     let compiled = compile.output().unwrap_or_else(|error| panic!("cannot run {compiler}: {error}"));
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let ran = Command::new(&program).output().unwrap();
@@ -61,7 +61,11 @@ fn threads_and_a_forked_child_compute_the_same() {
 #[test]
 fn the_example_of_the_overhead_runs() {
     let printed = run("cc", "-std=c11", &Path::new(HERE).join("examples/overhead.c"), "overhead");
-    assert!(printed.starts_with("attention "), "{printed}");
+    let names = ["on the CPU", "an empty function", "above an empty function"];
+    for (line, name) in printed.lines().zip(names) {
+        assert!(line.starts_with("MEASURE {") && line.contains(name) && line.ends_with("]}"), "{printed}");
+    }
+    assert_eq!(printed.lines().count(), names.len());
 }
 
 /// `cuda.h` is a file of the package of NVRTC's headers, beside the folder of the library.

@@ -2,6 +2,7 @@
 //! the process.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use crate::cache::CubinCache;
 use crate::device::{describe, handle};
 use crate::graph::Captures;
-use crate::library::check;
+use crate::library::{check, error_of};
 use crate::sys::{self, CUresult};
 use crate::{DeviceInfo, DriverError, process};
 
@@ -32,6 +33,11 @@ pub struct Context {
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
+
+thread_local! {
+    /// The context that this thread had when the driver was asked last.
+    static SEEN: Cell<sys::CUcontext> = const { Cell::new(std::ptr::null_mut()) };
+}
 
 impl Context {
     /// The context of the device with this ordinal; 0 is the first. Each call returns the same context.
@@ -125,13 +131,8 @@ impl Context {
 
     /// Makes the context current while the guard lives.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, DriverError> {
-        if let Some(error) = self.poison.get() {
-            return Err(error.clone());
-        }
-        process::check()?;
-        let mut previous = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live handle.
-        self.check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut previous) })?;
+        self.usable()?;
+        let previous = self.current()?;
         if previous == self.raw {
             return Ok(Entered { previous: None, _thread: PhantomData });
         }
@@ -141,6 +142,39 @@ impl Context {
         Ok(Entered { previous, _thread: PhantomData })
     }
 
+    /// Enqueues a launch, which needs the context. If the thread had it when the driver was asked last, the
+    /// launch is tried without asking again. The driver refuses it if the thread has another context by now,
+    /// because a function runs in its own context only.
+    pub(crate) fn launch_within(&self, mut launch: impl FnMut() -> CUresult) -> Result<(), DriverError> {
+        const CALL: &str = "cuLaunchKernelEx";
+        if SEEN.get() == self.raw {
+            self.usable()?;
+            match launch() {
+                sys::CUDA_SUCCESS => return Ok(()),
+                result if self.current()? == self.raw => return self.check(CALL, result),
+                _ => {}
+            }
+        }
+        let _entered = self.enter()?;
+        self.check(CALL, launch())
+    }
+
+    fn usable(&self) -> Result<(), DriverError> {
+        match self.poison.get() {
+            Some(error) => Err(error.clone()),
+            None => process::check(),
+        }
+    }
+
+    /// The context that the calling thread has.
+    fn current(&self) -> Result<sys::CUcontext, DriverError> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live handle.
+        self.check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
+        SEEN.set(current);
+        Ok(current)
+    }
+
     /// Like [`Context::enter`], for destructors. `None` when the context is unusable: then there is nothing
     /// to free, and a call might wait for a kernel that never ends.
     pub(crate) fn enter_to_drop(&self) -> Option<Entered<'_>> {
@@ -148,13 +182,19 @@ impl Context {
     }
 
     /// The typed error of a failed call in this context. Records an error that makes the context unusable.
+    #[inline]
     pub(crate) fn check(&self, call: &'static str, result: CUresult) -> Result<(), DriverError> {
-        check(call, result).inspect_err(|error| {
-            if matches!(error, DriverError::Poisoned { .. }) {
-                // Later calls return the first cause.
-                let _ = self.poison.set(error.clone());
-            }
-        })
+        if result == sys::CUDA_SUCCESS { Ok(()) } else { Err(self.failed(call, result)) }
+    }
+
+    #[cold]
+    fn failed(&self, call: &'static str, result: CUresult) -> DriverError {
+        let error = error_of(call, result);
+        if matches!(error, DriverError::Poisoned { .. }) {
+            // Later calls return the first cause.
+            let _ = self.poison.set(error.clone());
+        }
+        error
     }
 
     /// Rejects an object of another context; `what` names it in the error.

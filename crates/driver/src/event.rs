@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::context::Relaxed;
-use crate::{Context, DriverError, Stream, sys};
+use crate::{Context, DriverError, StreamRef, sys};
 
 /// A point in the work of a stream.
 #[derive(Debug)]
@@ -48,7 +48,8 @@ impl Event {
     ///
     /// # Errors
     /// When the stream belongs to another device.
-    pub fn record(&self, stream: &Stream) -> Result<(), DriverError> {
+    pub fn record<'s>(&self, stream: impl Into<StreamRef<'s>>) -> Result<(), DriverError> {
+        let stream = stream.into();
         self.context.same("the stream", stream.context())?;
         let _entered = self.context.enter()?;
         // SAFETY: event and stream are alive.

@@ -5,18 +5,20 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ptx::{Arg, Kernel, Launch, Op, Statement};
+use ptx::{Kernel, Launch, Op, Statement};
 
+use crate::call::{AddressParam, Params};
 use crate::context::Relaxed;
 use crate::memory::Kept;
 use crate::module::Module;
-use crate::{Call, Context, DeviceSlice, DriverError, Stream, TensorMap, sys};
+use crate::tensor_map::LaunchMaps;
+use crate::{Call, Context, DeviceSlice, DriverError, StreamRef, sys};
 
 /// Maximum shared memory in bytes without a function attribute that requests more.
 const DEFAULT_SHARED: u32 = 48 * 1024;
 /// Larger clusters are not portable, and the function must request them by an attribute.
 const PORTABLE_CLUSTER: u64 = 8;
-/// Maximum number of parameters of a launch. The argument block is on the stack.
+/// Maximum number of parameters of a launch. They are on the stack.
 const MAX_PARAMS: usize = 64;
 
 /// Resources of a compiled kernel.
@@ -71,32 +73,6 @@ impl Expect {
             Some((what, found, accepted)) => {
                 Err(DriverError::Admission { entry: entry.to_owned(), what, found, accepted })
             }
-        }
-    }
-}
-
-/// The value of one parameter.
-#[derive(Clone, Copy)]
-enum Value<'a> {
-    /// An address.
-    Pointer(u64),
-    /// Eight bytes.
-    Bits64(u64),
-    /// Four bytes.
-    Bits32(u32),
-    /// One or two bytes.
-    Narrow { bits: u16, bytes: u32 },
-    /// A tensor map, by value.
-    Map(&'a TensorMap),
-}
-
-impl Value<'_> {
-    const fn bytes(&self) -> u32 {
-        match self {
-            Value::Pointer(_) | Value::Bits64(_) => 8,
-            Value::Bits32(_) => 4,
-            Value::Narrow { bytes, .. } => *bytes,
-            Value::Map(_) => TensorMap::BYTES,
         }
     }
 }
@@ -267,83 +243,75 @@ impl Function {
     /// [`DriverError::Contract`] when the arguments do not match the parameters of the entry, or when the
     /// launch exceeds the resources that were stated; [`DriverError::TensorMap`] when the hardware does not
     /// support a map of these slices.
-    pub fn launch(
+    pub fn launch<'s>(
         &self,
-        stream: &Stream,
+        stream: impl Into<StreamRef<'s>>,
         call: &Call,
         slices: &[DeviceSlice<'_>],
     ) -> Result<(), DriverError> {
-        let context = self.0.module.context();
-        // Also for the tensor maps: the driver encodes none on a thread without a context.
-        let _entered = context.enter()?;
-        let args = call.args();
-        let maps = call.maps().for_slices(slices, |buffer| self.no_buffer(buffer, slices.len()))?;
-        let mut values = [Value::Bits32(0); MAX_PARAMS];
-        let Some(values) = values.get_mut(..args.len()) else { return Err(self.too_many(args.len())) };
-        for (value, arg) in values.iter_mut().zip(args) {
-            *value = self.value(arg, slices, &maps)?;
+        let (context, stream) = (self.0.module.context(), stream.into());
+        context.same("the stream", stream.context())?;
+        let (launch, params) = (call.launch(), call.params());
+        let count = params.bits.len();
+        if count > MAX_PARAMS {
+            return Err(self.refuse(format!(
+                "invalid value '{count}' for the number of parameters: expected at most {MAX_PARAMS}"
+            )));
         }
-        let launch = call.launch();
-        self.check(stream, launch, values)?;
-        let kept = || {
-            let module: Kept = self.0.module.clone();
-            std::iter::once(module).chain(slices.iter().filter_map(|slice| slice.owner())).collect()
-        };
-        self.enqueue(stream, launch, values, kept)
-    }
-
-    /// Enqueues a launch with values that were checked against the parameters. A graph under capture holds
-    /// the value of `kept`, so that it is not freed. The context must be current.
-    fn enqueue(
-        &self,
-        stream: &Stream,
-        launch: &Launch,
-        values: &[Value<'_>],
-        kept: impl FnOnce() -> Vec<Kept>,
-    ) -> Result<(), DriverError> {
-        let mut block = [0u64; MAX_PARAMS];
-        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_PARAMS];
-        for ((pointer, bits), value) in pointers.iter_mut().zip(&mut block).zip(values) {
-            *bits = match *value {
-                Value::Pointer(bits) | Value::Bits64(bits) => bits,
-                // The driver reads the low four bytes: all hosts that the driver supports are little-endian.
-                Value::Bits32(bits) => bits.into(),
-                Value::Narrow { bits, .. } => bits.into(),
-                Value::Map(_) => 0,
-            };
-            *pointer = match value {
-                Value::Map(map) => std::ptr::from_ref(*map).cast_mut().cast(),
-                _ => std::ptr::from_mut(bits).cast(),
-            };
+        let (mut block, mut pointers) = ([0; MAX_PARAMS], [std::ptr::null_mut::<c_void>(); MAX_PARAMS]);
+        block[..count].copy_from_slice(&params.bits);
+        for &AddressParam { param, buffer, offset } in &params.addresses {
+            let slice = slices.get(buffer).ok_or_else(|| self.no_buffer(buffer, slices.len()))?;
+            if offset > slice.bytes() as u64 {
+                let bytes = slice.bytes();
+                let reason = format!("an argument begins {offset} bytes into buffer {buffer} of {bytes}");
+                return Err(self.refuse(reason));
+            }
+            block[param] = slice.address() + offset;
         }
-        let mut attributes = attributes(launch);
+        for (pointer, bits) in pointers[..count].iter_mut().zip(&mut block) {
+            *pointer = std::ptr::from_mut(bits).cast();
+        }
+        let mut maps = LaunchMaps::new();
+        call.maps().for_slices(context, slices, &mut maps, |buffer| self.no_buffer(buffer, slices.len()))?;
+        for &(param, index) in &params.maps {
+            let map = maps.get(index).ok_or_else(|| {
+                self.refuse(format!("an argument names tensor map {index} of {}", maps.len()))
+            })?;
+            pointers[param] = std::ptr::from_ref(map).cast_mut().cast();
+        }
+        self.check(launch, params)?;
         let config = sys::CUlaunchConfig {
             grid: [launch.grid.0, launch.grid.1, launch.grid.2],
             block: [launch.block.0, launch.block.1, launch.block.2],
             shared_bytes: launch.dynamic_shared,
             stream: stream.handle(),
-            attributes: attributes.list.as_mut_ptr(),
-            count: attributes.count,
+            // The driver reads them.
+            attributes: params.attributes.as_ptr().cast_mut(),
+            count: params.attributes.len() as u32,
+        };
+        let kept = || {
+            let module: Kept = self.0.module.clone();
+            std::iter::once(module).chain(slices.iter().filter_map(|slice| slice.owner())).collect()
         };
         let _steady = stream.steady_keeping(kept)?;
-        // SAFETY: `pointers` has one entry per parameter, each to as many live bytes as the parameter has
-        // (`check` compared the values with the parameters of the module that was printed and loaded). The
-        // driver copies the bytes before it returns. The function's module is alive, and a graph keeps it.
-        // The crate's documentation says what the caller promises of the kernel itself.
-        let result = unsafe {
-            sys::cuLaunchKernelEx(&config, self.0.raw, pointers.as_mut_ptr(), std::ptr::null_mut())
-        };
-        self.0.module.context().check("cuLaunchKernelEx", result)
+        context.launch_within(|| {
+            // SAFETY: `pointers` has one entry per parameter, each to as many live bytes as the parameter has
+            // (`check` compared the sizes with the parameters of the module that was printed and loaded). The
+            // driver copies the bytes before it returns. The function's module is alive, and a graph keeps
+            // it. The crate's documentation says what the caller promises of the kernel itself.
+            unsafe { sys::cuLaunchKernelEx(&config, self.0.raw, pointers.as_mut_ptr(), std::ptr::null_mut()) }
+        })
     }
 
-    fn check(&self, stream: &Stream, launch: &Launch, values: &[Value<'_>]) -> Result<(), DriverError> {
-        let context = self.0.module.context();
-        context.same("the stream", stream.context())?;
-        if values.len() > MAX_PARAMS {
-            return Err(self.too_many(values.len()));
+    fn check(&self, launch: &Launch, params: &Params) -> Result<(), DriverError> {
+        if params.has_struct {
+            return Err(
+                self.refuse("an argument is a struct by value, which a call does not pass".to_owned())
+            );
         }
-        if !values.iter().map(Value::bytes).eq(self.0.params.iter().copied()) {
-            let given: Vec<u32> = values.iter().map(Value::bytes).collect();
+        if params.sizes != self.0.params {
+            let given = &params.sizes;
             return Err(
                 self.refuse(format!("its parameters take {:?} bytes, given are {given:?}", self.0.params))
             );
@@ -360,50 +328,11 @@ impl Function {
             return Err(self
                 .refuse(format!("invalid value '{threads}' for threads per CTA: expected at most {most}")));
         }
-        let hopper = context.info().capability.0 >= 9;
+        let hopper = self.0.module.context().info().capability.0 >= 9;
         if !hopper && (launch.overlapping || launch.cluster.count() > 1) {
             return Err(self.refuse("clusters and overlapping launches need sm_90 or later".to_owned()));
         }
         Ok(())
-    }
-
-    fn value<'a>(
-        &self,
-        arg: &Arg,
-        slices: &[DeviceSlice<'_>],
-        maps: &'a [TensorMap],
-    ) -> Result<Value<'a>, DriverError> {
-        Ok(match *arg {
-            Arg::Buffer { index, offset } => {
-                let slice = slices.get(index).ok_or_else(|| self.no_buffer(index, slices.len()))?;
-                if offset > slice.bytes() as u64 {
-                    let bytes = slice.bytes();
-                    let reason = format!("an argument begins {offset} bytes into buffer {index} of {bytes}");
-                    return Err(self.refuse(reason));
-                }
-                Value::Pointer(slice.address() + offset)
-            }
-            Arg::TensorMap { index } => {
-                let map = maps.get(index).ok_or_else(|| {
-                    self.refuse(format!("an argument names tensor map {index} of {}", maps.len()))
-                })?;
-                Value::Map(map)
-            }
-            Arg::Null => Value::Pointer(0),
-            Arg::U32(v) => Value::Bits32(v),
-            Arg::I32(v) => Value::Bits32(v as u32),
-            Arg::F32(v) => Value::Bits32(v.to_bits()),
-            Arg::U64(v) => Value::Bits64(v),
-            Arg::I64(v) => Value::Bits64(v as u64),
-            Arg::F64(v) => Value::Bits64(v.to_bits()),
-            Arg::U16(bits) => Value::Narrow { bits, bytes: 2 },
-            Arg::U8(bits) => Value::Narrow { bits: bits.into(), bytes: 1 },
-            Arg::Struct(_) => {
-                return Err(
-                    self.refuse("an argument is a struct by value, which a call does not pass".to_owned())
-                );
-            }
-        })
     }
 
     /// Raises the dynamic shared memory that launches may use to at least `bytes`.
@@ -429,12 +358,6 @@ impl Function {
     fn no_buffer(&self, index: usize, count: usize) -> DriverError {
         self.refuse(format!("an argument or a tensor map names buffer {index} of {count}"))
     }
-
-    fn too_many(&self, count: usize) -> DriverError {
-        self.refuse(format!(
-            "invalid value '{count}' for the number of parameters: expected at most {MAX_PARAMS}"
-        ))
-    }
 }
 
 /// An error unless the device runs code for the module's target.
@@ -458,34 +381,6 @@ fn is_one_program(module: &ptx::Module) -> bool {
     let arrays = module.variables().chain(inner).any(|v| v.space == ptx::Space::Shared && v.bytes() > 0);
     let raises = |s: &Statement| matches!(s, Statement::Inst(i) if matches!(i.op, Op::Setmaxnreg(_)));
     arrays || bodies().flat_map(|body| &body.statements).any(raises)
-}
-
-/// Attributes of a launch, stored on the stack.
-struct Attributes {
-    list: [sys::CUlaunchAttribute; 2],
-    count: u32,
-}
-
-fn attributes(launch: &Launch) -> Attributes {
-    let mut attributes = Attributes { list: Default::default(), count: 0 };
-    let mut next = || {
-        attributes.count += 1;
-        attributes.count as usize - 1
-    };
-    if launch.cluster.count() > 1 {
-        let attribute = &mut attributes.list[next()];
-        attribute.id = sys::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        attribute.value[..3].copy_from_slice(&[launch.cluster.0, launch.cluster.1, launch.cluster.2]);
-    }
-    if launch.overlapping {
-        // The kernel may start once the previous kernel allows it (`griddepcontrol.launch_dependents`). Under
-        // capture, this becomes a programmatic edge of the graph (CUDA C++ Programming Guide, "Programmatic
-        // Dependent Launch and Synchronization").
-        let attribute = &mut attributes.list[next()];
-        attribute.id = sys::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value[0] = 1;
-    }
-    attributes
 }
 
 /// Size in bytes of each parameter of the entry.
@@ -563,17 +458,5 @@ mod tests {
             assert!(error.contains(words), "{error}");
         }
         assert_eq!(admit(Expect { local_bytes: None, ..expect }), Ok(()));
-    }
-
-    #[test]
-    fn attributes_are_only_those_asked_for() {
-        use ptx::Dim3;
-        let one = Dim3(1, 1, 1);
-        let launch = Launch { cluster: one, ..Launch::new(one, one) };
-        assert_eq!(attributes(&launch).count, 0);
-        let both = attributes(&Launch { cluster: Dim3(2, 1, 1), overlapping: true, ..launch });
-        assert_eq!(both.count, 2);
-        assert_eq!(both.list[0].id, sys::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
-        assert_eq!(both.list[1].id, sys::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
     }
 }

@@ -60,5 +60,5 @@ pub use nccl::{Communicator, GroupId};
 pub use pinned::{Pinned, Transfer};
 pub use plain::{Plain, bytes_of, bytes_of_mut};
 pub use pool::{Pool, PoolBuffer};
-pub use stream::{Queue, Stream};
+pub use stream::{Queue, Stream, StreamRef};
 pub use tensor_map::TensorMap;

@@ -62,16 +62,22 @@ fn forbidden() -> Option<DriverError> {
         .then(|| DriverError::NoPermission { what: format!("opening {path}"), message: error.to_string() })
 }
 
-/// The typed error of a failed call.
+/// An error if the call failed.
+#[inline]
 pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), DriverError> {
+    if result == sys::CUDA_SUCCESS { Ok(()) } else { Err(error_of(call, result)) }
+}
+
+/// The typed error of a failed call.
+#[cold]
+pub(crate) fn error_of(call: &'static str, result: CUresult) -> DriverError {
     match result {
-        sys::CUDA_SUCCESS => Ok(()),
-        sys::CUDA_ERROR_OUT_OF_MEMORY => Err(DriverError::OutOfMemory { what: call.to_owned() }),
+        sys::CUDA_ERROR_OUT_OF_MEMORY => DriverError::OutOfMemory { what: call.to_owned() },
         sys::CUDA_ERROR_NOT_PERMITTED => {
-            Err(DriverError::NoPermission { what: call.to_owned(), message: describe(result) })
+            DriverError::NoPermission { what: call.to_owned(), message: describe(result) }
         }
-        result if is_sticky(result) => Err(DriverError::Poisoned { call, cause: describe(result) }),
-        result => Err(DriverError::Call { call, message: describe(result) }),
+        result if is_sticky(result) => DriverError::Poisoned { call, cause: describe(result) },
+        result => DriverError::Call { call, message: describe(result) },
     }
 }
 

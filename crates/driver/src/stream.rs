@@ -174,51 +174,12 @@ impl Stream {
     /// # Errors
     /// As [`Stream::is_capturing`], or when the capture in progress has failed.
     pub fn queue(&self) -> Result<Queue, DriverError> {
-        let context = self.context();
-        let _entered = context.enter()?;
-        let thread = (self.raw() == PER_THREAD).then(this_thread);
-        // A driver may refuse to return the number of a captured stream, so the number is queried second.
-        if let Some(capture) = self.capture()? {
-            return Ok(Queue { stream: self.raw(), thread, capture: Some(capture.number) });
-        }
-        let mut stream = self.raw();
-        if thread.is_none() {
-            // SAFETY: the stream is alive; the pointer is to a live number.
-            context.check("cuStreamGetId", unsafe { sys::cuStreamGetId(self.0.raw, &mut stream) })?;
-        }
-        Ok(Queue { stream, thread, capture: None })
-    }
-
-    /// The capture in progress on the stream, if any. The context must be current.
-    fn capture(&self) -> Result<Option<Capture>, DriverError> {
-        let (mut status, mut number, mut graph) = (0, 0, std::ptr::null_mut());
-        // SAFETY: the stream is alive; the first three pointers are to live values, and the others may be
-        // null.
-        let result = unsafe {
-            sys::cuStreamGetCaptureInfo_v2(
-                self.0.raw,
-                &mut status,
-                &mut number,
-                &mut graph,
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-            )
-        };
-        let context = self.context();
-        context.check("cuStreamGetCaptureInfo", result)?;
-        match status {
-            sys::CU_STREAM_CAPTURE_STATUS_NONE => Ok(None),
-            sys::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(Some(Capture { number, graph })),
-            _ => Err(DriverError::Call {
-                call: "cuStreamGetCaptureInfo",
-                message: "the capture under way on the stream was invalidated by an earlier call".to_owned(),
-            }),
-        }
+        StreamRef::from(self).queue()
     }
 
     /// The driver's number of the capture in progress on the stream. The context must be current.
     pub(crate) fn capture_number(&self) -> Result<Option<u64>, DriverError> {
-        Ok(self.capture()?.map(|capture| capture.number))
+        StreamRef::from(self).capture_number()
     }
 
     /// Drops `kept` when the graph of the stream's capture no longer exists, and with it everything made from
@@ -231,32 +192,7 @@ impl Stream {
     /// As [`Stream::queue`], when no capture is in progress, or when the driver returns an error; `kept` is
     /// dropped then.
     pub fn keep_with_graph(&self, kept: impl Send + 'static) -> Result<(), DriverError> {
-        let context = self.context();
-        let _entered = context.enter()?;
-        // While this lock is held, captures by this crate do not end.
-        let _open = context.captures.lock();
-        let Capture { graph, .. } = self.capture()?.ok_or_else(|| DriverError::Call {
-            call: "cuGraphRetainUserObject",
-            message: "the stream is not being captured".to_owned(),
-        })?;
-        let kept: Box<Box<dyn Send>> = Box::new(Box::new(kept));
-        let (kept, mut object) = (Box::into_raw(kept).cast::<c_void>(), std::ptr::null_mut());
-        let flags = sys::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
-        // SAFETY: `object` is a live handle. The driver calls `drop_kept` once with `kept`, when no reference
-        // is left.
-        let result = unsafe { sys::cuUserObjectCreate(&mut object, kept, drop_kept, 1, flags) };
-        if let Err(error) = context.check("cuUserObjectCreate", result) {
-            // SAFETY: no object was created, so `kept` is still ours.
-            unsafe { drop_kept(kept) };
-            return Err(error);
-        }
-        // SAFETY: the capture is in progress, so its graph is alive. The graph takes over the one reference.
-        let result =
-            unsafe { sys::cuGraphRetainUserObject(graph, object, 1, sys::CU_GRAPH_USER_OBJECT_MOVE) };
-        context.check("cuGraphRetainUserObject", result).inspect_err(|_| {
-            // SAFETY: the reference was not moved, so it is still ours. A failure here cannot be reported.
-            let _ = unsafe { sys::cuUserObjectRelease(object, 1) };
-        })
+        StreamRef::from(self).keep_with_graph(kept)
     }
 
     /// Makes later work on the stream wait for the event.
@@ -389,18 +325,151 @@ impl Stream {
         Ok(steady)
     }
 
-    /// Like [`Stream::steady`], for work that a graph may contain. If a capture by this crate includes the
-    /// stream, the graph holds the value of `kept()`, so that it is not freed. The context must be current.
+    /// [`StreamRef::steady_keeping`].
     pub(crate) fn steady_keeping(
         &self,
         kept: impl FnOnce() -> Vec<Kept>,
-    ) -> Result<MutexGuard<'_, ()>, DriverError> {
-        let steady = self.steady();
-        let captures = &self.context().captures;
-        if captures.any()
-            && let Some(number) = self.capture_number()?
-        {
-            captures.keep(number, kept());
+    ) -> Result<Option<MutexGuard<'_, ()>>, DriverError> {
+        StreamRef::from(self).steady_keeping(kept)
+    }
+}
+
+/// A [`Stream`], or a stream of the caller, for the time of a call. Making one allocates nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamRef<'a> {
+    context: &'a Arc<Context>,
+    raw: sys::CUstream,
+    steady: Option<&'a Mutex<()>>,
+}
+
+impl<'a> From<&'a Stream> for StreamRef<'a> {
+    fn from(stream: &'a Stream) -> StreamRef<'a> {
+        let Inner { context, raw, steady, .. } = &*stream.0;
+        StreamRef { context, raw: *raw, steady: Some(steady) }
+    }
+}
+
+impl<'a> StreamRef<'a> {
+    /// The caller's stream, as [`Stream::from_raw`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn from_raw(context: &'a Arc<Context>, raw: u64) -> StreamRef<'a> {
+        StreamRef { context, raw: raw as usize as sys::CUstream, steady: None }
+    }
+
+    /// The context it belongs to.
+    pub fn context(self) -> &'a Arc<Context> {
+        self.context
+    }
+
+    /// The driver's handle, 0 for the default stream.
+    pub fn raw(self) -> u64 {
+        self.raw as usize as u64
+    }
+
+    pub(crate) fn handle(self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// The queue that a launch on the stream would join now.
+    ///
+    /// # Errors
+    /// As [`Stream::is_capturing`], or when the capture in progress has failed.
+    pub fn queue(self) -> Result<Queue, DriverError> {
+        let context = self.context();
+        let _entered = context.enter()?;
+        let thread = (self.raw() == PER_THREAD).then(this_thread);
+        // A driver may refuse to return the number of a captured stream, so the number is queried second.
+        if let Some(capture) = self.capture()? {
+            return Ok(Queue { stream: self.raw(), thread, capture: Some(capture.number) });
+        }
+        let mut stream = self.raw();
+        if thread.is_none() {
+            // SAFETY: the stream is alive; the pointer is to a live number.
+            context.check("cuStreamGetId", unsafe { sys::cuStreamGetId(self.raw, &mut stream) })?;
+        }
+        Ok(Queue { stream, thread, capture: None })
+    }
+
+    /// The capture in progress on the stream, if any. The context must be current.
+    fn capture(self) -> Result<Option<Capture>, DriverError> {
+        let (mut status, mut number, mut graph) = (0, 0, std::ptr::null_mut());
+        // SAFETY: the stream is alive; the first three pointers are to live values, and the others may be
+        // null.
+        let result = unsafe {
+            sys::cuStreamGetCaptureInfo_v2(
+                self.raw,
+                &mut status,
+                &mut number,
+                &mut graph,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+        };
+        let context = self.context();
+        context.check("cuStreamGetCaptureInfo", result)?;
+        match status {
+            sys::CU_STREAM_CAPTURE_STATUS_NONE => Ok(None),
+            sys::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(Some(Capture { number, graph })),
+            _ => Err(DriverError::Call {
+                call: "cuStreamGetCaptureInfo",
+                message: "the capture under way on the stream was invalidated by an earlier call".to_owned(),
+            }),
+        }
+    }
+
+    /// The driver's number of the capture in progress on the stream. The context must be current.
+    pub(crate) fn capture_number(self) -> Result<Option<u64>, DriverError> {
+        Ok(self.capture()?.map(|capture| capture.number))
+    }
+
+    /// [`Stream::keep_with_graph`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn keep_with_graph(self, kept: impl Send + 'static) -> Result<(), DriverError> {
+        let context = self.context();
+        let _entered = context.enter()?;
+        // While this lock is held, captures by this crate do not end.
+        let _open = context.captures.lock();
+        let Capture { graph, .. } = self.capture()?.ok_or_else(|| DriverError::Call {
+            call: "cuGraphRetainUserObject",
+            message: "the stream is not being captured".to_owned(),
+        })?;
+        let kept: Box<Box<dyn Send>> = Box::new(Box::new(kept));
+        let (kept, mut object) = (Box::into_raw(kept).cast::<c_void>(), std::ptr::null_mut());
+        let flags = sys::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
+        // SAFETY: `object` is a live handle. The driver calls `drop_kept` once with `kept`, when no reference
+        // is left.
+        let result = unsafe { sys::cuUserObjectCreate(&mut object, kept, drop_kept, 1, flags) };
+        if let Err(error) = context.check("cuUserObjectCreate", result) {
+            // SAFETY: no object was created, so `kept` is still ours.
+            unsafe { drop_kept(kept) };
+            return Err(error);
+        }
+        // SAFETY: the capture is in progress, so its graph is alive. The graph takes over the one reference.
+        let result =
+            unsafe { sys::cuGraphRetainUserObject(graph, object, 1, sys::CU_GRAPH_USER_OBJECT_MOVE) };
+        context.check("cuGraphRetainUserObject", result).inspect_err(|_| {
+            // SAFETY: the reference was not moved, so it is still ours. A failure here cannot be reported.
+            let _ = unsafe { sys::cuUserObjectRelease(object, 1) };
+        })
+    }
+
+    /// While the guard lives, the stream joins no capture. For work that a graph may contain: if a capture by
+    /// this crate includes the stream, the graph holds the value of `kept()`, so that it is not freed.
+    pub(crate) fn steady_keeping(
+        self,
+        kept: impl FnOnce() -> Vec<Kept>,
+    ) -> Result<Option<MutexGuard<'a, ()>>, DriverError> {
+        let steady = self.steady.map(|steady| steady.lock().unwrap_or_else(PoisonError::into_inner));
+        let captures = &self.context.captures;
+        if captures.any() {
+            let _entered = self.context().enter()?;
+            if let Some(number) = self.capture_number()? {
+                captures.keep(number, kept());
+            }
         }
         Ok(steady)
     }

@@ -138,7 +138,7 @@ pub(crate) struct CUuuid {
 /// A launch attribute: its number, and a value of 64 bytes. A cluster uses three words of the value, a flag
 /// one.
 #[repr(C, align(8))]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CUlaunchAttribute {
     pub(crate) id: u32,
     pub(crate) pad: u32,

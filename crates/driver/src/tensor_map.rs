@@ -2,9 +2,10 @@
 //! provides everything ([`TensorMapSpec`]) except the addresses.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use ptx::{Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
+use smallvec::SmallVec;
 
 use crate::library::{check, ready};
 use crate::{Context, DeviceSlice, DriverError, sys};
@@ -105,22 +106,63 @@ const fn promotion(promotion: L2Promotion) -> u32 {
     }
 }
 
-/// The maps of a kernel's launches. The maps that were encoded last are kept. A launch with the same buffers
-/// encodes nothing; a launch with other buffers takes a fraction of a microsecond per map.
+/// The maps of a kernel's launches. Encoding a map takes a fraction of a microsecond, so the maps of earlier
+/// buffers are kept.
 #[derive(Debug)]
 pub(crate) struct TensorMaps {
     specs: Vec<TensorMapSpec>,
     /// Names of the buffers that the maps refer to, if known.
     names: Vec<String>,
-    last: Mutex<Option<Encoded>>,
+    /// For each map, those that were encoded before.
+    known: Mutex<Vec<KnownMaps>>,
 }
 
-/// Encoded maps with the buffers that they were encoded for.
-#[derive(Debug)]
-struct Encoded {
-    /// Address and size in bytes of the buffer of each map.
+/// The maps of a launch.
+pub(crate) type LaunchMaps = SmallVec<[TensorMap; 6]>;
+
+/// Encoded maps of one kind, each at the place that the address of its buffer decides. The number of places
+/// is a power of two.
+#[derive(Debug, Default)]
+struct KnownMaps {
+    /// Address and size in bytes of each map's buffer.
     from: Vec<(u64, usize)>,
-    maps: Arc<[TensorMap]>,
+    maps: Vec<TensorMap>,
+}
+
+impl KnownMaps {
+    /// Places at first, and at most: layers of a model have keys and values of their own.
+    const PLACES: (usize, usize) = (4, 64);
+
+    fn place(&self, address: u64) -> usize {
+        // The golden ratio spreads multiples of a power of two.
+        let spread = address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        spread as usize & (self.from.len().max(1) - 1)
+    }
+
+    fn get(&self, slice: DeviceSlice<'_>) -> Option<&TensorMap> {
+        let place = self.place(slice.address());
+        (self.from.get(place) == Some(&place_of(slice))).then(|| &self.maps[place])
+    }
+
+    fn insert(&mut self, from: (u64, usize), map: TensorMap) {
+        const NONE: (u64, usize) = (0, 0);
+        let (first, most) = KnownMaps::PLACES;
+        let count = self.from.len();
+        if count < most && self.from.get(self.place(from.0)).is_none_or(|&known| known != NONE) {
+            let places = (2 * count).max(first);
+            let grown = KnownMaps { from: vec![NONE; places], maps: vec![TensorMap([0; 128]); places] };
+            let before = std::mem::replace(self, grown);
+            for (from, map) in before.from.into_iter().zip(before.maps).filter(|(from, _)| *from != NONE) {
+                self.put(from, map);
+            }
+        }
+        self.put(from, map);
+    }
+
+    fn put(&mut self, from: (u64, usize), map: TensorMap) {
+        let place = self.place(from.0);
+        (self.from[place], self.maps[place]) = (from, map);
+    }
 }
 
 fn place_of(slice: DeviceSlice<'_>) -> (u64, usize) {
@@ -129,7 +171,8 @@ fn place_of(slice: DeviceSlice<'_>) -> (u64, usize) {
 
 impl TensorMaps {
     pub(crate) fn new(specs: Vec<TensorMapSpec>, names: Vec<String>) -> TensorMaps {
-        TensorMaps { specs, names, last: Mutex::new(None) }
+        let known = specs.iter().map(|_| KnownMaps::default()).collect();
+        TensorMaps { specs, names, known: Mutex::new(known) }
     }
 
     fn encode(&self, spec: &TensorMapSpec, buffer: DeviceSlice<'_>) -> Result<TensorMap, DriverError> {
@@ -151,35 +194,30 @@ impl TensorMaps {
         self.specs.iter().try_for_each(|spec| self.encode(spec, anywhere).map(drop))
     }
 
-    /// The maps for these buffers. `missing` makes the error for a buffer that is not in `slices`.
+    /// Adds the maps for these buffers. `missing` makes the error for a buffer that is not in `slices`.
     pub(crate) fn for_slices(
         &self,
+        context: &Context,
         slices: &[DeviceSlice<'_>],
+        maps: &mut LaunchMaps,
         missing: impl Fn(usize) -> DriverError,
-    ) -> Result<Arc<[TensorMap]>, DriverError> {
+    ) -> Result<(), DriverError> {
         if self.specs.is_empty() {
-            return Ok(Arc::default());
+            return Ok(());
         }
-        let slice = |spec: &TensorMapSpec| slices.get(spec.buffer).copied();
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = last.as_ref()
-            && self
-                .specs
-                .iter()
-                .zip(&known.from)
-                .all(|(spec, from)| slice(spec).is_some_and(|slice| place_of(slice) == *from))
-        {
-            return Ok(known.maps.clone());
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for (spec, known) in self.specs.iter().zip(known.iter_mut()) {
+            let slice = slices.get(spec.buffer).copied().ok_or_else(|| missing(spec.buffer))?;
+            if let Some(map) = known.get(slice) {
+                maps.push(*map);
+                continue;
+            }
+            // The driver encodes no map on a thread without a context.
+            let _entered = context.enter()?;
+            let map = self.encode(spec, slice)?;
+            known.insert(place_of(slice), map);
+            maps.push(map);
         }
-        let mut from = Vec::with_capacity(self.specs.len());
-        let mut maps = Vec::with_capacity(self.specs.len());
-        for spec in &self.specs {
-            let slice = slice(spec).ok_or_else(|| missing(spec.buffer))?;
-            maps.push(self.encode(spec, slice)?);
-            from.push(place_of(slice));
-        }
-        let maps: Arc<[TensorMap]> = maps.into();
-        *last = Some(Encoded { from, maps: maps.clone() });
-        Ok(maps)
+        Ok(())
     }
 }

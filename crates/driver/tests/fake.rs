@@ -4,16 +4,21 @@
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, reason = "the caller's handles, and the fake's counters")]
 
+#[path = "fake/counts.rs"]
+mod counts;
 #[path = "fake/graphs.rs"]
 mod graphs;
 #[path = "fake/harness.rs"]
 mod harness;
 #[path = "fake/messages.rs"]
 mod messages;
+#[path = "fake/repeats.rs"]
+mod repeats;
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
+use counts::fake;
 use driver::{
     Buffer, CacheStats, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Gpu, Graph, Key,
     Pinned, Pool, Stream, bytes_of,
@@ -46,24 +51,12 @@ fn load(context: &Arc<Context>, kernel: &Kernel) -> Result<Function, DriverError
     Function::load(context, kernel, &Expect::of(&kernel.launch))
 }
 
-/// A function of the fake driver.
-///
-/// # Safety
-/// `F` must be the function's type.
-unsafe fn fake<F: Copy>(name: &str) -> F {
-    static LIBRARY: OnceLock<libloading::Library> = OnceLock::new();
-    // SAFETY: the fake driver's initialisation does nothing, and the library is loaded by now.
-    let library = LIBRARY.get_or_init(|| unsafe { libloading::Library::new("libcuda.so.1") }.unwrap());
-    // SAFETY: as the caller guarantees.
-    *unsafe { library.get::<F>(name.as_bytes()) }.unwrap()
-}
-
 /// Objects alive in the fake driver, kernels launched, modules compiled.
 fn counts() -> (u64, u64, u64) {
     let (mut live, mut launches, mut linked) = (0, 0, 0);
     // SAFETY: the function's type.
     unsafe {
-        fake::<extern "C" fn(&mut u64, &mut u64, &mut u64)>("fake_counts")(
+        fake::<extern "C" fn(&mut u64, &mut u64, &mut u64)>(c"fake_counts")(
             &mut live,
             &mut launches,
             &mut linked,
@@ -76,20 +69,20 @@ fn counts() -> (u64, u64, u64) {
 fn waits() -> (u64, u64) {
     let (mut synchronised, mut objects) = (0, 0);
     // SAFETY: the function's type.
-    unsafe { fake::<extern "C" fn(&mut u64, &mut u64)>("fake_waits")(&mut synchronised, &mut objects) };
+    unsafe { fake::<extern "C" fn(&mut u64, &mut u64)>(c"fake_waits")(&mut synchronised, &mut objects) };
     (synchronised, objects)
 }
 
 /// Sets a function that the fake driver calls within each copy between host and device.
 fn within_copy(what: Option<extern "C" fn()>) {
     // SAFETY: the function's type.
-    unsafe { fake::<extern "C" fn(Option<extern "C" fn()>)>("fake_within_copy")(what) };
+    unsafe { fake::<extern "C" fn(Option<extern "C" fn()>)>(c"fake_within_copy")(what) };
 }
 
 /// Number of tensor maps encoded.
 fn maps_encoded() -> u64 {
     // SAFETY: the function's type.
-    unsafe { fake::<extern "C" fn() -> u64>("fake_maps")() }
+    unsafe { fake::<extern "C" fn() -> u64>(c"fake_maps")() }
 }
 
 /// Run in child processes, which set the scenario. Does nothing otherwise.
@@ -153,6 +146,9 @@ fn scenario() {
         Ok("admission") => admission(),
         Ok("contract") => contract(),
         Ok("tensor_maps") => tensor_maps(),
+        Ok("repeats") => repeats::repeats(),
+        Ok("many_maps") => repeats::many_maps(),
+        Ok("other_contexts") => repeats::other_contexts(),
         Ok("queues") => graphs::queues(),
         Ok("graphs") => graphs::graphs(),
         Ok("threads") => threads(),
@@ -243,9 +239,9 @@ fn work() {
     let mut current = 0;
     // SAFETY: the functions' types; the fake takes any handle.
     unsafe {
-        assert_eq!(fake::<extern "C" fn(usize) -> u32>("cuCtxSetCurrent")(0x7770), 0);
+        assert_eq!(fake::<extern "C" fn(usize) -> u32>(c"cuCtxSetCurrent")(0x7770), 0);
         drop(Buffer::new(&context, 4).unwrap());
-        assert_eq!(fake::<extern "C" fn(&mut usize) -> u32>("cuCtxGetCurrent")(&mut current), 0);
+        assert_eq!(fake::<extern "C" fn(&mut usize) -> u32>(c"cuCtxGetCurrent")(&mut current), 0);
         assert_eq!(current, 0x7770);
     }
 }
@@ -457,7 +453,7 @@ fn tensor_maps() {
         bytes[16]
     };
     let stream = Stream::new(&context).unwrap();
-    for (buffer, encoded) in [(0, 1), (0, 1), (1, 2), (1, 2), (0, 3)] {
+    for (buffer, encoded) in [(0, 1), (0, 1), (1, 2), (1, 2), (0, 2)] {
         function.launch(&stream, &call, &[buffers[buffer].slice()]).unwrap();
         assert_eq!(maps_encoded(), encoded);
         assert_eq!(word(&buffers[buffer]), 9);
@@ -660,6 +656,13 @@ fn a_launch_is_held_against_its_entry() {
 #[test]
 fn tensor_maps_follow_their_buffers() {
     passes("tensor_maps", &[]);
+    passes("many_maps", &[]);
+}
+
+#[test]
+fn a_launch_that_comes_again_is_one_call() {
+    passes("repeats", &[]);
+    passes("other_contexts", &[("FAKE_DEVICES", "2")]);
 }
 
 #[test]

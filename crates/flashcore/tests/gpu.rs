@@ -3,6 +3,10 @@
 //! writes the memory that the kernel leaves.
 #![cfg(target_os = "linux")]
 
+#[path = "gpu/calls.rs"]
+mod calls;
+#[path = "../../driver/tests/fake/counts.rs"]
+mod counts;
 #[path = "gpu/gradients.rs"]
 mod gradients;
 #[path = "../../driver/tests/fake/harness.rs"]
@@ -33,6 +37,7 @@ fn scenario() {
     match std::env::var(SCENARIO).as_deref() {
         Ok("slices") => slices(),
         Ok("device_memory") => [device_memory, addresses].iter().for_each(|test| test()),
+        Ok("calls") => calls::calls(),
         Ok("gradients") => gradients::gradients(),
         Ok("ring") => ring::ring(),
         Ok("lengths") => lengths(),
@@ -283,14 +288,14 @@ fn addresses() {
     let repeated = raw::prepare(queue, &of(&sets[0], true), &options).unwrap().repeated(&given(0)).unwrap();
     let others = given(1).map(|(_, address)| address);
     // SAFETY: as above.
-    unsafe { repeated.enqueue(stream.raw(), &others) }.unwrap();
+    unsafe { repeated.enqueue(stream.raw(), |index| others[index]) }.unwrap();
     let out: Vec<f16> = sets[1].out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
     close(&out, &exact_others);
     for (address, expected) in [(1, "expected a multiple of 2 bytes"), (0, "address of q: expected that of")]
     {
         let odd = others.map(|other| if address == 0 { 0 } else { other + address });
         // SAFETY: the call is refused.
-        let error = unsafe { repeated.enqueue(stream.raw(), &odd) }.unwrap_err();
+        let error = unsafe { repeated.enqueue(stream.raw(), |index| odd[index]) }.unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
 
@@ -617,6 +622,11 @@ fn shards_in_device_memory_go_around_a_ring() {
 #[test]
 fn hoppers_families_take_device_memory() {
     on_the_emulator("hopper", &[("FAKE_SM", "90"), ("FAKE_THREADS", "512")]);
+}
+
+#[test]
+fn calls_that_come_again_are_one_call_of_the_driver() {
+    passes("calls", &[("FAKE_SM", "90"), ("FAKE_THREADS", "512")]);
 }
 
 #[test]

@@ -46,7 +46,7 @@ const PROGRAMS: [Program; 15] = [
         "kernels on a GPU",
         hopper::main,
     ),
-    ("host", "ROWS.jsonl", "the host's side of a call on a GPU", host_side::main),
+    ("host", "ROWS.jsonl [PROGRAM …]", "the host's side of a call on a GPU", host_side::main),
     ("ideas", "ROWS.jsonl [--seconds S] [--gene NAME …] PROBLEM …", "the worth of each gene", ideas::main),
     ("large_ledger", "[FILE [CANDIDATES]]", "queries and pages of a large ledger", large_ledger::main),
     (

@@ -45,6 +45,8 @@ struct State {
     pinned: BTreeMap<usize, Vec<u8>>,
     /// PTX by module.
     modules: BTreeMap<usize, String>,
+    /// The context of each module.
+    contexts: BTreeMap<usize, usize>,
     functions: BTreeMap<usize, (usize, String)>,
     /// Streams under capture, with the number of the capture.
     capturing: BTreeMap<usize, u64>,
@@ -91,6 +93,8 @@ struct Work {
 
 /// Number of calls of `cuInit`.
 static STARTS: AtomicU64 = AtomicU64::new(0);
+/// Number of calls of the driver's functions.
+static CALLS: AtomicU64 = AtomicU64::new(0);
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
 thread_local! {
@@ -186,6 +190,14 @@ impl State {
         handle
     }
 
+    /// A module of the current context.
+    fn module(&mut self, text: String) -> usize {
+        let module = self.make();
+        self.modules.insert(module, text);
+        self.contexts.insert(module, CURRENT.get());
+        module
+    }
+
     fn destroy(&mut self, handle: usize) -> Result {
         if self.live.remove(&handle) { 0 } else { INVALID_HANDLE }
     }
@@ -253,7 +265,10 @@ impl State {
 macro_rules! fake {
     ($($name:ident($($arg:ident: $type:ty),*) $body:block)*) => {
         $(#[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($arg: $type),*) -> Result { unsafe { $body } })*
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> Result {
+            CALLS.fetch_add(1, Relaxed);
+            unsafe { $body }
+        })*
     };
 }
 
@@ -541,15 +556,13 @@ fake! {
             // a whole program.
             let start = std::slice::from_raw_parts(image, 4);
             if start == b"\x7fELF" || start == 0xba55_ed50_u32.to_le_bytes() || start == 0x4662_43b1_u32.to_le_bytes() {
-                *module = s.make();
-                s.modules.insert(*module, String::new());
+                *module = s.module(String::new());
                 return 0;
             }
             let cubin = start == b"ELF ";
             let text = CStr::from_ptr(image.add(if cubin { 4 } else { 0 }).cast()).to_string_lossy().into_owned();
             if !text.contains(".version") { return if cubin { INVALID_IMAGE } else { INVALID_PTX }; }
-            *module = s.make();
-            s.modules.insert(*module, text);
+            *module = s.module(text);
             0
         })
     }
@@ -618,7 +631,7 @@ fake! {
     cuLaunchKernelEx(config: *const Config, function: usize, params: *mut *mut u64, _extra: *mut c_void) {
         inside(|s| {
             let Some((module, name)) = s.functions.get(&function).cloned() else { return INVALID_HANDLE };
-            if !s.live.contains(&module) { return INVALID_HANDLE; }
+            if !s.live.contains(&module) || s.contexts[&module] != CURRENT.get() { return INVALID_HANDLE; }
             let stream = (*config).stream;
             let sizes = param_bytes(&s.modules[&module], &name);
             let of = |(i, bytes): (usize, &usize)| std::slice::from_raw_parts(*params.add(i), bytes.div_ceil(8)).to_vec();
@@ -654,6 +667,11 @@ fake! {
         }
         inside(|s| { s.maps += 1; 0 })
     }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_calls() -> u64 {
+    CALLS.load(Relaxed)
 }
 
 #[unsafe(no_mangle)]

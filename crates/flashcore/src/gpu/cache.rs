@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use driver::{DeviceSlice, Expect, Stream};
+use driver::{DeviceSlice, Expect, StreamRef};
 use kernels::BufferKind;
 use kernels::cache::{self, CacheArray, CacheWrite, LENGTHS, ROTATED};
 use problem::{LengthArray, Operand};
@@ -101,7 +101,7 @@ impl CacheWriter {
     /// the arrays of [`CacheWriter::inputs`].
     pub(crate) fn enqueue(
         &self,
-        stream: &Stream,
+        stream: StreamRef<'_>,
         inputs: &[DeviceSlice<'_>],
         then: impl FnOnce(Option<Written<'_>>) -> Result<(), AttentionError>,
     ) -> Result<(), AttentionError> {
@@ -127,7 +127,7 @@ impl CacheWriter {
 
     fn launch(
         &self,
-        stream: &Stream,
+        stream: StreamRef<'_>,
         inputs: &[DeviceSlice<'_>],
         results: &[DeviceSlice<'_>],
     ) -> Result<(), AttentionError> {
@@ -139,6 +139,6 @@ impl CacheWriter {
             check_slice(BufferKind::Array(array.name), needed, 1, slice)?;
             slices.push(slice);
         }
-        self.launches.enqueue(stream, &slices)
+        self.launches.enqueue(stream, |index| slices[index])
     }
 }

@@ -48,7 +48,7 @@ fn attend_on(
         }
     }
     let slices: Vec<DeviceSlice<'_>> = buffers.iter().map(PoolBuffer::slice).collect();
-    prepared.launch(stream, &slices)?;
+    prepared.launch(stream.into(), |operand| slices[operand])?;
     for (index, host) in results {
         stream.download(slices[index], host)?;
     }

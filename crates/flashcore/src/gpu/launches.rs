@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use driver::{Call, Context, DeviceSlice, Function, Stream};
+use driver::{Call, Context, DeviceSlice, Function, StreamRef};
 use kernels::{BufferKind, Contracts, KernelError, Program, ProgramBuffer, Step};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::loaded::{Kernels, Key};
 use super::scratch::{Lease, OwnMemory, Purpose, ScratchLayout};
@@ -90,8 +90,12 @@ impl Launches {
         &self.needed
     }
 
-    /// Launches all kernels. `slices` are the caller's, one for each of its operands.
-    pub(super) fn enqueue(&self, stream: &Stream, slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
+    /// Launches all kernels. `slice` gives the caller's slices, by the numbers of its operands.
+    pub(super) fn enqueue<'s>(
+        &self,
+        stream: StreamRef<'_>,
+        slice: impl Fn(usize) -> DeviceSlice<'s>,
+    ) -> Result<(), AttentionError> {
         let mut leases: SmallVec<[Lease<'_>; 2]> = SmallVec::new();
         if !self.own.is_empty() {
             let queue = stream.queue()?;
@@ -99,14 +103,16 @@ impl Launches {
                 leases.push(own.lease(stream, queue)?);
             }
         }
-        let mut all: SmallVec<[DeviceSlice<'_>; INLINE]> = SmallVec::new();
-        all.extend(self.sources.iter().map(|source| match *source {
-            Source::Caller(index) => slices[index],
-            // `of_size` gives at least the bytes of the layout, so the part exists.
-            Source::Own { index, offset, bytes } => {
-                leases[index].slice().part(offset, bytes).unwrap_or(DeviceSlice::EMPTY)
-            }
-        }));
+        let mut all: SmallVec<[DeviceSlice<'_>; INLINE]> = smallvec![DeviceSlice::EMPTY; self.sources.len()];
+        for (buffer, source) in all.iter_mut().zip(&self.sources) {
+            *buffer = match *source {
+                Source::Caller(index) => slice(index),
+                // `of_size` gives at least the bytes of the layout, so the part exists.
+                Source::Own { index, offset, bytes } => {
+                    leases[index].slice().part(offset, bytes).unwrap_or(DeviceSlice::EMPTY)
+                }
+            };
+        }
         // Another thread may use this queue, and then the same scratch.
         let turn = leases.iter().find_map(Lease::turn);
         let result =

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
+use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream, StreamRef};
 use kernels::{Arch, BufferKind, KernelError, Plan, Step, bind, emit, select};
 use problem::{Operand, OperandSpec, Problem, Tensor};
 use smallvec::SmallVec;
@@ -52,6 +52,10 @@ pub struct Prepared {
     callers: Vec<Operand>,
     /// The alignment in bytes of each of them.
     accepted: Vec<u64>,
+    /// The indices of the tensors among `callers`, whose addresses decide between `main` and `unaligned`.
+    tensors: Vec<usize>,
+    /// What `main` needs of each of `callers`.
+    limits: Vec<Limit>,
     source: PlanSource,
     main: Ready,
     /// The variant for tensors whose addresses are not multiples of 16 bytes; compiled when first needed.
@@ -61,6 +65,14 @@ pub struct Prepared {
     /// The variant for tables at other addresses; compiled when first needed.
     unaligned_tables: OnceLock<Ready>,
     fallbacks: Vec<Fallback>,
+}
+
+/// The slices of an operand that a kernel takes.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    bytes: usize,
+    /// The bits of the address that must be 0.
+    zeros: u64,
 }
 
 /// A plan's loaded kernels and their launch arguments for the problem.
@@ -89,13 +101,24 @@ impl Prepared {
             let spills = if last { None } else { Some(spills(source)) };
             match Ready::new(context, kernels, arch, &problem, plan.clone(), spills) {
                 Ok(main) => {
+                    let accepted: Vec<u64> = problem.operands().map(element_bytes).collect();
+                    let is_before = |operand: &Operand| *operand == Operand::OutBefore;
+                    let before = callers.iter().position(is_before);
+                    let tensors: Vec<usize> = (0..problem.tensors().len()).chain(before).collect();
+                    let aligned_tables = positions(&callers, &main.plan.aligned_tables(&problem));
+                    let mut zeros: Vec<u64> = accepted.iter().map(|&alignment| alignment - 1).collect();
+                    tensors.iter().for_each(|&index| zeros[index] |= main.plan.alignment() - 1);
+                    aligned_tables.iter().for_each(|&index| zeros[index] |= TABLE_ALIGNMENT - 1);
+                    let limits = main.launches.needed().iter().zip(zeros);
                     return Ok(Prepared {
                         context: context.clone(),
                         kernels: kernels.clone(),
                         arch: *arch,
                         why,
-                        accepted: problem.operands().map(element_bytes).collect(),
-                        aligned_tables: positions(&callers, &main.plan.aligned_tables(&problem)),
+                        limits: limits.map(|(&bytes, zeros)| Limit { bytes, zeros }).collect(),
+                        accepted,
+                        tensors,
+                        aligned_tables,
                         problem,
                         empty,
                         callers,
@@ -268,17 +291,31 @@ impl Prepared {
                 return Err(AttentionError::OperandTwice { operand: named(operand) });
             }
         }
-        self.launch(stream, &slices)
+        self.launch(stream.into(), |operand| slices[operand])
     }
 
-    /// Launches on all operands of the problem in their order.
-    pub(crate) fn launch(&self, stream: &Stream, slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
+    /// Launches on the slices of all operands of the problem, which have these numbers.
+    pub(crate) fn launch<'s>(
+        &self,
+        stream: StreamRef<'_>,
+        slice: impl Fn(usize) -> DeviceSlice<'s>,
+    ) -> Result<(), AttentionError> {
         if self.empty {
             return Ok(());
         }
-        let ready = self.variant(|operand| slices[operand].address())?;
-        check_slices(ready.launches.needed(), &self.callers, &self.accepted, slices)?;
-        ready.launches.enqueue(stream, slices)
+        let fits = |(operand, limit): (usize, &Limit)| {
+            let slice = slice(operand);
+            slice.bytes() >= limit.bytes && slice.address() != 0 && slice.address() & limit.zeros == 0
+        };
+        let ready = match self.limits.iter().enumerate().all(fits) {
+            true => &self.main,
+            false => {
+                let ready = self.variant(|operand| slice(operand).address())?;
+                check_slices(ready.launches.needed(), &self.callers, &self.accepted, &slice)?;
+                ready
+            }
+        };
+        ready.launches.enqueue(stream, slice)
     }
 
     /// Compiles the kernel that supports the addresses of the operands.
@@ -289,11 +326,7 @@ impl Prepared {
     /// The kernel that supports the addresses of the operands, by their number.
     fn variant(&self, address: impl Fn(usize) -> u64) -> Result<&Ready, AttentionError> {
         let (main, alignment) = (&self.main, self.main.plan.alignment());
-        let before = self.problem.pass.continues();
-        let before =
-            before.then(|| self.problem.operands().position(|spec| spec.operand == Operand::OutBefore));
-        let mut tensors = (0..self.problem.tensors().len()).chain(before.flatten());
-        if !tensors.all(|tensor| address(tensor).is_multiple_of(alignment)) {
+        if !self.tensors.iter().all(|&tensor| address(tensor).is_multiple_of(alignment)) {
             return self.ready(&self.unaligned, || unaligned(&main.plan, &self.problem, &self.arch));
         }
         let is_aligned = |&table: &usize| address(table).is_multiple_of(TABLE_ALIGNMENT);
@@ -360,14 +393,14 @@ fn element_bytes(operand: OperandSpec) -> u64 {
 }
 
 /// Checks the caller's slices against the sizes and alignments of their operands.
-fn check_slices(
+fn check_slices<'s>(
     needed: &[usize],
     callers: &[Operand],
     accepted: &[u64],
-    slices: &[DeviceSlice<'_>],
+    slice: impl Fn(usize) -> DeviceSlice<'s>,
 ) -> Result<(), AttentionError> {
-    for (((&needed, &operand), &accepted), &slice) in needed.iter().zip(callers).zip(accepted).zip(slices) {
-        check_slice(operand.into(), needed, accepted, slice)?;
+    for (index, ((&needed, &operand), &accepted)) in needed.iter().zip(callers).zip(accepted).enumerate() {
+        check_slice(operand.into(), needed, accepted, slice(index))?;
     }
     Ok(())
 }
@@ -405,7 +438,7 @@ mod tests {
     fn slices_are_held_against_the_problem() {
         let (none, mut problem) = (DeviceSlice::EMPTY, Problem::mission());
         let check = |problem: &Problem, needed: &[usize]| {
-            check_slices(needed, &callers(problem), &vec![1; needed.len()], &vec![none; needed.len()])
+            check_slices(needed, &callers(problem), &vec![1; needed.len()], |_| none)
         };
         assert_eq!(check(&problem, &[0, 0, 0, 0]), Ok(()));
         let error = check(&problem, &[0, 64, 0, 0]).unwrap_err().to_string();

@@ -71,6 +71,6 @@ impl Quantizer {
         for (i, &needed) in self.launches.needed().iter().enumerate() {
             check_slice(self.buffers[i], needed, accepted[i], slices[i])?;
         }
-        self.launches.enqueue(stream, &slices)
+        self.launches.enqueue(stream.into(), |index| slices[index])
     }
 }

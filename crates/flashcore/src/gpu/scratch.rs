@@ -16,10 +16,10 @@
 //!   event. When that event has completed, another stream may take the place. So a process with one stream
 //!   per request has as many places as concurrent requests, and launches on few streams have no overhead.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use driver::{Buffer, Context, DeviceSlice, DriverError, Event, Pool, PoolBuffer, Queue, Stream};
+use driver::{Buffer, Context, DeviceSlice, DriverError, Event, Pool, PoolBuffer, Queue, Stream, StreamRef};
 use kernels::BufferKind;
 
 /// Alignment in bytes of the buffers in an allocation, as the driver aligns allocations (CUDA C++ Programming
@@ -199,8 +199,8 @@ pub(super) struct OwnMemory {
 #[derive(Debug, Default)]
 struct State {
     free: Vec<Arc<Place>>,
-    streams: HashMap<Queue, Held>,
-    graphs: HashMap<Queue, Arc<Place>>,
+    streams: BTreeMap<Queue, Held>,
+    graphs: BTreeMap<Queue, Arc<Place>>,
 }
 
 /// The place of a stream.
@@ -238,7 +238,7 @@ impl OwnMemory {
     }
 
     /// The place for a launch on `stream`, which belongs to `queue`.
-    pub(super) fn lease(&self, stream: &Stream, queue: Queue) -> Result<Lease<'_>, DriverError> {
+    pub(super) fn lease(&self, stream: StreamRef<'_>, queue: Queue) -> Result<Lease<'_>, DriverError> {
         let mut state = locked(&self.state);
         if queue.is_captured() {
             if let Some(place) = state.graphs.get(&queue) {
@@ -354,7 +354,7 @@ impl Lease<'_> {
     }
 
     /// To be called after the launches were enqueued: records the event.
-    pub(super) fn launched(self, stream: &Stream) {
+    pub(super) fn launched(self, stream: StreamRef<'_>) {
         if let Some(last) = &self.last
             && last.record(stream).is_err()
             && let Some(held) = locked(&self.own.state).streams.get_mut(&self.queue)

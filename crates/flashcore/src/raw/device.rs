@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use driver::{DeviceSlice, Stream};
+use driver::{DeviceSlice, StreamRef};
 use kernels::cache::{CacheWrite, HeadRows, Rotation, RowPlaces};
 use problem::{DType, ElementType, LengthArray, Operand, OperandMap, Problem, Strides};
 use smallvec::SmallVec;
@@ -49,7 +49,7 @@ impl DeviceWrite {
     /// As [`super::Ready::enqueue`], of the arrays of the write.
     pub(super) unsafe fn enqueue(
         &self,
-        stream: &Stream,
+        stream: StreamRef<'_>,
         then: impl FnOnce(Option<Written<'_>>) -> Result<(), AttentionError>,
     ) -> Result<(), AttentionError> {
         let slice = |&(start, bytes): &(u64, usize)| {

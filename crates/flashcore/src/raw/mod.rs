@@ -42,7 +42,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cpu::{CpuPlan, Executor};
-use driver::{DeviceSlice, Stream};
+use driver::{DeviceSlice, StreamRef};
 use problem::{Band, ElementType, Operand, OperandSpec, Pass, Problem, ProblemError, Program, Strides};
 use smallvec::SmallVec;
 
@@ -212,7 +212,7 @@ impl fmt::Debug for Queue<'_> {
 }
 
 /// The operands of a problem in their order, each with the address of its lowest element.
-type Memory = Vec<(OperandSpec, u64)>;
+type Memory = SmallVec<[(OperandSpec, u64); 6]>;
 
 /// A call that is checked, and whose plan is chosen, with its kernel compiled and loaded: [`Ready::enqueue`]
 /// only computes or launches.
@@ -315,7 +315,7 @@ pub fn prepare_append<'a>(
                 expected: "1 or more in a call that appends keys".to_owned(),
             });
         }
-        return Ok(Ready { memory: Vec::new(), on: On::Nothing });
+        return Ok(Ready { memory: Memory::new(), on: On::Nothing });
     }
     Ok(match queue {
         Queue::Host { executor, threads } => {
@@ -397,7 +397,7 @@ impl Ready<'_> {
             On::HostSlots { executor, write } => unsafe { write.on_host(*executor) },
             On::StreamSlots { gpu, handle, write } => {
                 // SAFETY: the caller vouches for the handle and the tensors of the write.
-                unsafe { write.enqueue(&Stream::from_raw(gpu.context(), *handle), |_| Ok(())) }
+                unsafe { write.enqueue(StreamRef::from_raw(gpu.context(), *handle), |_| Ok(())) }
             }
             On::Host { executor, problem, plan, append } => {
                 // SAFETY: the memory is that of the operands, by their shapes, and the rest is this
@@ -405,22 +405,22 @@ impl Ready<'_> {
                 unsafe { host::compute(*executor, problem, &self.memory, plan, append.as_ref()) }
             }
             On::Stream { gpu, handle, prepared, write } => {
-                let slice = |&(spec, start): &(OperandSpec, u64)| {
+                let slice = |index: usize| {
+                    let (spec, start) = self.memory[index];
                     // SAFETY: as above.
                     unsafe { DeviceSlice::from_raw(start, spec.bytes()) }
                 };
-                let slices: SmallVec<[DeviceSlice<'_>; 8]> = self.memory.iter().map(slice).collect();
                 // SAFETY: the caller vouches for the handle.
-                let stream = unsafe { Stream::from_raw(gpu.context(), *handle) };
-                let Some(write) = write else { return prepared.launch(&stream, &slices) };
+                let stream = unsafe { StreamRef::from_raw(gpu.context(), *handle) };
+                let Some(write) = write else { return prepared.launch(stream, slice) };
                 let launch = |written: Option<Written<'_>>| {
                     let of_write = |operand| written.and_then(|written| written.of(operand));
-                    let read = self.memory.iter().zip(&slices);
-                    let read = read.map(|((spec, _), &slice)| of_write(spec.operand).unwrap_or(slice));
-                    prepared.launch(&stream, &read.collect::<SmallVec<[DeviceSlice<'_>; 8]>>())
+                    let read =
+                        |index: usize| of_write(self.memory[index].0.operand).unwrap_or_else(|| slice(index));
+                    prepared.launch(stream, read)
                 };
                 // SAFETY: the append is one of the call's.
-                unsafe { write.enqueue(&stream, launch) }
+                unsafe { write.enqueue(stream, launch) }
             }
         }
     }
@@ -429,7 +429,7 @@ impl Ready<'_> {
 /// The operands of a problem in their order, each with the address of its lowest element in memory.
 fn memory(problem: &Problem, operands: &OperandMap<Tensor>) -> Result<Memory, AttentionError> {
     let mut given = operands.iter().peekable();
-    let mut all = Vec::with_capacity(8);
+    let mut all = Memory::new();
     for spec in problem.operands() {
         let wanted =
             |operand: Operand, wanted| AttentionError::OperandWanted { operand: operand.name(), wanted };

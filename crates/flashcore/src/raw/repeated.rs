@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use driver::{DeviceSlice, Stream};
+use driver::{DeviceSlice, StreamRef};
 use problem::{Operand, OperandSpec};
 use smallvec::SmallVec;
 
@@ -46,22 +46,22 @@ impl Ready<'_> {
 }
 
 impl Repeated {
-    /// Enqueues the call on a stream of its GPU, by the driver's handle.
+    /// Enqueues the call on a stream of its GPU, by the driver's handle. `address` gives the addresses, by
+    /// their index in those of [`Ready::repeated`].
     ///
     /// # Errors
     /// As [`Ready::enqueue`].
     ///
     /// # Safety
     /// As [`Ready::enqueue`], for operands of the shapes, strides and types of the first call.
-    pub unsafe fn enqueue(&self, handle: u64, addresses: &[u64]) -> Result<(), AttentionError> {
-        let slice = |operand: &RepeatedOperand| {
-            let address = addresses.get(operand.index).copied().unwrap_or(0);
+    pub unsafe fn enqueue(&self, handle: u64, address: impl Fn(usize) -> u64) -> Result<(), AttentionError> {
+        let slice = |number: usize| {
+            let RepeatedOperand { bytes, index, below } = self.operands[number];
             // SAFETY: this function's own contract.
-            unsafe { DeviceSlice::from_raw(address.wrapping_sub(operand.below), operand.bytes) }
+            unsafe { DeviceSlice::from_raw(address(index).wrapping_sub(below), bytes) }
         };
-        let slices: SmallVec<[DeviceSlice<'_>; 8]> = self.operands.iter().map(slice).collect();
         // SAFETY: the caller vouches for the handle.
-        let stream = unsafe { Stream::from_raw(self.prepared.context(), handle) };
-        self.prepared.launch(&stream, &slices)
+        let stream = unsafe { StreamRef::from_raw(self.prepared.context(), handle) };
+        self.prepared.launch(stream, slice)
     }
 }

@@ -51,7 +51,7 @@ pub fn prepare_slots<'a>(queue: Queue<'a>, write: &SlotWrite) -> Result<Ready<'a
             On::StreamSlots { gpu, handle, write }
         }
     };
-    Ok(Ready { memory: Vec::new(), on })
+    Ok(Ready { memory: super::Memory::new(), on })
 }
 
 /// [`prepare_slots`] and [`Ready::enqueue`] in one call.

@@ -4,6 +4,9 @@
 //! part runs in its own process with a time limit, so that nothing is warm that should be cold, and a failing
 //! part does not affect the others. One line per check and a table are printed, everything goes to
 //! `ROWS.log`, and a build of `cargo xtask evidence` appends a row for each measurement.
+//!
+//! `host ROWS.jsonl PROGRAM …` runs a program that calls FlashCore through another interface, such as
+//! `crates/capi/examples/overhead.c`, and appends a row for each measurement that the program prints.
 
 mod checks;
 mod cost;
@@ -14,11 +17,12 @@ mod tensors;
 
 use std::error::Error;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use bench::problem_json;
 use bench::provenance::Provenance;
 use host::store::append_line;
-use problem::Problem;
+use problem::{Band, DType, Problem};
 use serde_json::{Value, json};
 
 use crate::{Usage, with};
@@ -35,6 +39,7 @@ pub fn main(args: &[String]) -> crate::Outcome {
     let outcome = match args {
         [flag, part] if flag == CHILD => child(part),
         [rows] => run(Path::new(rows)),
+        [rows, program, args @ ..] => door(Path::new(rows), program, args),
         _ => return Err(Usage.into()),
     };
     outcome.inspect_err(|error| println!("FAIL {error}"))
@@ -70,10 +75,7 @@ fn run(rows: &Path) -> Outcome<bool> {
     parts::all(&mut found, &log)?;
     println!();
     for measure in &found.measures {
-        println!("{}", line(measure));
-        if provenance.commit.is_some() {
-            append_line(rows, &row(measure, &provenance).to_string())?;
-        }
+        keep(rows, &Problem::mission(), measure, &provenance)?;
     }
     let failed = found.failed.len();
     println!("{} checks passed, {failed} failed; details in {}", found.passed, log.display());
@@ -81,9 +83,34 @@ fn run(rows: &Path) -> Outcome<bool> {
         let checks = json!({
             "measure": "checks", "passed": found.passed, "failed": found.failed.len(), "failures": found.failed,
         });
-        append_line(rows, &row(&checks, &provenance).to_string())?;
+        append_line(rows, &row(&Problem::mission(), &checks, &provenance).to_string())?;
     }
     Ok(found.failed.is_empty())
+}
+
+/// Runs a program that measures calls through another interface, of the smallest problem.
+fn door(rows: &Path, program: &str, args: &[String]) -> Outcome<bool> {
+    let devices = driver::devices()?;
+    let provenance = Provenance::of_gpu(devices.first().ok_or("the driver sees no device")?);
+    let problem = Problem::new(1, 8, 1, 64, DType::F16).with_band(Band::CAUSAL);
+    let output = Command::new(program).args(args).stderr(Stdio::inherit()).output()?;
+    let text = String::from_utf8(output.stdout)?;
+    for line in text.lines() {
+        match line.strip_prefix(parts::MEASURE) {
+            Some(measure) => keep(rows, &problem, &serde_json::from_str(measure)?, &provenance)?,
+            None => println!("{line}"),
+        }
+    }
+    Ok(output.status.success())
+}
+
+/// Prints a measurement, and appends its row if the commit is known.
+fn keep(rows: &Path, problem: &Problem, measure: &Value, provenance: &Provenance) -> Outcome {
+    println!("{}", line(measure));
+    if provenance.commit.is_some() {
+        append_line(rows, &row(problem, measure, provenance).to_string())?;
+    }
+    Ok(())
 }
 
 fn line(measure: &Value) -> String {
@@ -99,8 +126,8 @@ fn line(measure: &Value) -> String {
 }
 
 /// The evidence row: the measurement with its provenance.
-fn row(measure: &Value, provenance: &Provenance) -> Value {
-    let row = json!({ "suite": "host", "impl": "flashcore", "problem": problem_json(&Problem::mission()) });
+fn row(problem: &Problem, measure: &Value, provenance: &Provenance) -> Value {
+    let row = json!({ "suite": "host", "impl": "flashcore", "problem": problem_json(problem) });
     with(with(row, measure), provenance)
 }
 

@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 
 use super::{CACHED, CHILD, COMPILED, Outcome};
 
+/// What precedes a measurement in the output of a program.
+pub const MEASURE: &str = "MEASURE ";
 /// Number of processes that start with an empty cache (`COLD`) and with a full one (`WARM`).
 const COLD: usize = 3;
 const WARM: usize = 5;
@@ -183,7 +185,7 @@ fn take(found: &mut Found, part: &str, told: &Told) -> Vec<Value> {
     for line in told.stdout.lines() {
         if let Some(text) = line.strip_prefix("START ") {
             starts.extend(serde_json::from_str::<Value>(text));
-        } else if let Some(text) = line.strip_prefix("MEASURE ") {
+        } else if let Some(text) = line.strip_prefix(MEASURE) {
             found.measures.extend(serde_json::from_str::<Value>(text));
         } else if line.starts_with("PASS ") || line.starts_with("FAIL ") {
             verdicts += 1;
