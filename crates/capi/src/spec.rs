@@ -263,9 +263,11 @@ impl Described for HandedCall<'_> {
             CallTarget::Stream { ordinal, .. } => ordinal as u64,
             CallTarget::Host(_) => u64::MAX,
         };
-        let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
-        next(&[self.text.len() as u64, ordinal])
-            && self.text.chunks(8).all(|bytes| next(&[word(bytes)]))
+        let (words, rest) = self.text.as_chunks();
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        next(&[self.text.len() as u64, ordinal, u64::from_ne_bytes(last)])
+            && words.iter().all(|&bytes| next(&[u64::from_ne_bytes(bytes)]))
             && self.tensors.iter().all(|tensor| {
                 let (shape, strides) = (tensor.shape, tensor.strides.unwrap_or_default());
                 let has_strides = u64::from(tensor.strides.is_some());

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -258,8 +259,10 @@ impl Function {
                 "invalid value '{count}' for the number of parameters: expected at most {MAX_PARAMS}"
             )));
         }
-        let (mut block, mut pointers) = ([0; MAX_PARAMS], [std::ptr::null_mut::<c_void>(); MAX_PARAMS]);
-        block[..count].copy_from_slice(&params.bits);
+        // Neither is filled beyond the parameters: that would take as long as the rest of the call.
+        let mut block = [const { MaybeUninit::<u64>::uninit() }; MAX_PARAMS];
+        let mut pointers = [const { MaybeUninit::<*mut c_void>::uninit() }; MAX_PARAMS];
+        block[..count].write_copy_of_slice(&params.bits);
         for &AddressParam { param, buffer, offset } in &params.addresses {
             let slice = slices.get(buffer).ok_or_else(|| self.no_buffer(buffer, slices.len()))?;
             if offset > slice.bytes() as u64 {
@@ -267,10 +270,10 @@ impl Function {
                 let reason = format!("an argument begins {offset} bytes into buffer {buffer} of {bytes}");
                 return Err(self.refuse(reason));
             }
-            block[param] = slice.address() + offset;
+            block[param].write(slice.address() + offset);
         }
         for (pointer, bits) in pointers[..count].iter_mut().zip(&mut block) {
-            *pointer = std::ptr::from_mut(bits).cast();
+            pointer.write(bits.as_mut_ptr().cast());
         }
         let mut maps = LaunchMaps::new();
         call.maps().for_slices(context, slices, &mut maps, |buffer| self.no_buffer(buffer, slices.len()))?;
@@ -278,7 +281,7 @@ impl Function {
             let map = maps.get(index).ok_or_else(|| {
                 self.refuse(format!("an argument names tensor map {index} of {}", maps.len()))
             })?;
-            pointers[param] = std::ptr::from_ref(map).cast_mut().cast();
+            pointers[param].write(std::ptr::from_ref(map).cast_mut().cast());
         }
         self.check(launch, params)?;
         let config = sys::CUlaunchConfig {
@@ -300,7 +303,10 @@ impl Function {
             // (`check` compared the sizes with the parameters of the module that was printed and loaded). The
             // driver copies the bytes before it returns. The function's module is alive, and a graph keeps
             // it. The crate's documentation says what the caller promises of the kernel itself.
-            unsafe { sys::cuLaunchKernelEx(&config, self.0.raw, pointers.as_mut_ptr(), std::ptr::null_mut()) }
+            unsafe {
+                let pointers = pointers.as_mut_ptr().cast();
+                sys::cuLaunchKernelEx(&config, self.0.raw, pointers, std::ptr::null_mut())
+            }
         })
     }
 
