@@ -22,7 +22,8 @@ def reasons(functions: tuple[Replacement, ...], was_enabled: bool) -> list[str]:
         return ["compat is not enabled now: call compat.enable(), or the model inside of compat.enabled()"]
     found = [*_of_modules(torch), *_imported_before(functions), *_replaced_since(functions), *_compiled()]
     if any(function.active for function in functions):
-        return [*found, *_fast_path(torch)]
+        none = "no call of scaled_dot_product_attention or flex_attention reached PyTorch while compat was enabled"
+        return [*found, *_fast_path(torch)] or [none]
     return [*found, "compat is disabled again: only calls between enable() and disable() are routed"]
 
 
@@ -58,11 +59,15 @@ def _of_modules(torch: Any) -> Iterator[str]:
             has_weights = True
         elif model_class is not None and issubclass(kind, model_class):
             used = getattr(getattr(found, "config", None), "_attn_implementation", "sdpa")
-            if used not in ("sdpa", "flashcore"):
+            if used != "sdpa":
                 others.setdefault(used, set()).add(kind.__name__)
     for used, names in sorted(others.items()):
         words = 'import flashcore_attn.integrations.transformers, and call model.set_attn_implementation("flashcore")'
-        yield f"attention of {', '.join(sorted(names))} is '{used}', not PyTorch's function; {words}"
+        theirs = f"attention of {', '.join(sorted(names))} is '{used}'"
+        if used == "flashcore":
+            yield f"{theirs}, which calls FlashCore without PyTorch's function: such calls are not counted"
+        else:
+            yield f"{theirs}, not PyTorch's function; {words}"
     if has_weights:
         yield "nn.MultiheadAttention with need_weights=True computes its weights itself; pass need_weights=False"
 

@@ -9,6 +9,7 @@ import types
 import pytest
 
 import flashcore_attn
+from flashcore_attn import _uncounted
 
 torch = pytest.importorskip("torch")
 from test_torch import DEVICES, TORCH_SDPA, F, draw, three  # noqa: E402
@@ -87,6 +88,11 @@ def test_stats_without_calls_say_why(monkeypatch):
     assert "need_weights=True" in why() and "compat is disabled again" in why()
     flashcore_attn.compat.reset_stats()
     assert "compat is not enabled" in why()
+    monkeypatch.setattr(_uncounted.gc, "get_objects", list)
+    monkeypatch.setattr(_uncounted, "_compiled", list)
+    monkeypatch.setattr(_uncounted, "_imported_before", lambda _: [])  # the tests' own names
+    with flashcore_attn.compat.enabled():
+        assert "no call of scaled_dot_product_attention or flex_attention" in why()
 
 
 @pytest.mark.parametrize("device", DEVICES)

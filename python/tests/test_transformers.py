@@ -330,6 +330,8 @@ def test_compat_names_models_that_are_eager_by_default(name, more):
         eager = model(input_ids=tokens()).logits
         exec(line, {"model": model})
         torch.testing.assert_close(model(input_ids=tokens()).logits, eager, atol=1e-4, rtol=1e-4)
+        first, *_ = flashcore_attn.compat.stats()["why"]
+        assert f"attention of {name}ForCausalLM, {name}Model is 'flashcore', which calls FlashCore" in first, first
 
 
 def test_sinks_have_gradients():
