@@ -90,7 +90,7 @@ def evolve(
         accelerator_type: of a cluster with several kinds of GPU, the one that measures (Ray's name for it): times of
             different kinds do not compare.
         held_out: problems that the search does not see; default: the neighbours of each problem.
-        configuration: ``"free"``, ``"insight"`` or ``"full"``.
+        configuration: ``"free"``, ``"guided"`` or ``"full"``.
         seed: what chance begins with.
         random_share: part of the candidates that are random samples, above 0 and at most 0.9.
         families: kernel families to draw from; all where none is named.
@@ -370,7 +370,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-gpus", type=int, help="GPUs that measure")
     parser.add_argument("--accelerator-type", help="the kind of GPU that measures, as Ray names it")
     parser.add_argument("--held-out", action="append", help="a problem that the search does not see")
-    parser.add_argument("--configuration", default="full", help="free, insight or full")
+    parser.add_argument("--configuration", default="full", help="free, guided or full")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--random-share", type=float, default=0.5, help="part of the candidates that are random samples"

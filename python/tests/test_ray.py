@@ -85,7 +85,7 @@ def test_what_cannot_be_run_is_refused(cluster, tmp_path):
     for wanted, says in [
         ({"device": "h300", "candidates": 1}, "h200"),
         ({"problem": "1,2,3", "candidates": 1}, "BATCH,HEADS"),
-        ({"configuration": "none", "candidates": 1}, "insight"),
+        ({"configuration": "none", "candidates": 1}, "guided"),
         ({}, "budget"),
         ({"candidates": 0}, "1 and more"),
         ({"candidates": "3"}, "^invalid value '3' for candidates: expected a whole number, 1 and more, not a string"),

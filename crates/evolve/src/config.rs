@@ -20,21 +20,23 @@ use ledger::{Candidate, MadeBy, Operator};
 pub enum Configuration {
     /// Random changes of the best candidate alone.
     Free,
-    /// Changes of the best candidate, guided by values that helped elsewhere and by the diagnosis.
-    Insight,
-    /// Changes of the elites of all niches, with crossover, steps and insights.
+    /// Changes of the best candidate, guided by values that helped elsewhere and by the diagnosis. Runs of
+    /// earlier versions stored it as `insight`.
+    #[serde(alias = "insight")]
+    Guided,
+    /// Changes of the elites of all niches, with crossover, steps and guided changes.
     #[default]
     Full,
 }
 
 impl Configuration {
-    pub const ALL: [Configuration; 3] = [Configuration::Free, Configuration::Insight, Configuration::Full];
+    pub const ALL: [Configuration; 3] = [Configuration::Free, Configuration::Guided, Configuration::Full];
 
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Configuration::Free => "free",
-            Configuration::Insight => "insight",
+            Configuration::Guided => "guided",
             Configuration::Full => "full",
         }
     }
@@ -47,14 +49,10 @@ impl Configuration {
     pub const fn operators(self) -> &'static [Operator] {
         match self {
             Configuration::Free => &[Operator::Mutate, Operator::Restart],
-            Configuration::Insight => &[Operator::Insight, Operator::Mutate, Operator::Neighbour],
-            Configuration::Full => &[
-                Operator::Insight,
-                Operator::Neighbour,
-                Operator::Mutate,
-                Operator::Cross,
-                Operator::Restart,
-            ],
+            Configuration::Guided => &[Operator::Guided, Operator::Mutate, Operator::Neighbour],
+            Configuration::Full => {
+                &[Operator::Guided, Operator::Neighbour, Operator::Mutate, Operator::Cross, Operator::Restart]
+            }
         }
     }
 
@@ -266,6 +264,9 @@ mod tests {
         let config = Config::new(Target::Cpu, "any", None, vec![case]);
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
+        let named = text.replace("\"full\"", "\"insight\"");
+        let known = serde_json::from_str::<Config>(&named).unwrap().configuration;
+        assert_eq!(known, Configuration::Guided, "the name in earlier versions");
         // A run of an earlier version does not have the setting.
         let earlier = text.replace("\"no_keep\":false,", "");
         assert!(earlier != text && serde_json::from_str::<Config>(&earlier).unwrap() == config);

@@ -120,7 +120,7 @@ impl Evolution {
     fn evolve(&self, case: usize, rng: &mut SmallRng) -> Made {
         let search = &self.searches[case];
         let (population, configuration) = (&search.population, self.config.configuration);
-        let workshop = Workshop { population, space: &search.space, insights: &self.insights, configuration };
+        let workshop = Workshop { population, space: &search.space, guidance: &self.guidance, configuration };
         if workshop.parents().is_empty() && population.open() > 0 {
             // There is no parent yet.
             return Made::Nothing;

@@ -12,8 +12,8 @@ use super::earlier::{Earlier, TakenOver};
 use super::error::EvolveError;
 use super::faults::{Faults, Word, is_fault};
 use super::finals::Promotion;
+use super::guidance::Guidance;
 use super::holding::{Holding, WAITED};
-use super::insight::Insights;
 use super::member::CandidateState;
 use super::population::Population;
 use super::report::{RandomArm, random_arm};
@@ -41,8 +41,8 @@ pub struct Question {
     pub case: usize,
     /// The number of the question within its case.
     pub number: usize,
-    /// The proposer's standard input: problem, device, incumbent with its source, findings, insights and
-    /// history.
+    /// The proposer's standard input: problem, device, incumbent with its source, findings, values that
+    /// helped and history.
     pub brief: Value,
     /// Time of the question, in seconds after the start or resumption of the run.
     pub asked: f64,
@@ -81,7 +81,7 @@ pub struct Evolution {
     pub(super) config: Config,
     pub(super) limits: Limits,
     pub(super) searches: Vec<Search>,
-    pub(super) insights: Insights,
+    pub(super) guidance: Guidance,
     under_way: HashSet<(CandidateId, Stage, Shape)>,
     reported: HashSet<(CandidateId, Stage, Shape)>,
     /// Seconds spent by evaluators, and the part of these during which they held the device.
@@ -171,9 +171,9 @@ impl Evolution {
             longest: 0.0,
         });
         let searches = searches.collect();
-        let mut insights = Insights::default();
+        let mut guidance = Guidance::default();
         for win in &config.wins {
-            insights.learn(&win.family, &win.changes, win.gain, 1.0);
+            guidance.learn(&win.family, &win.changes, win.gain, 1.0);
         }
         Evolution {
             ledger,
@@ -181,7 +181,7 @@ impl Evolution {
             config,
             limits,
             searches,
-            insights,
+            guidance,
             under_way: HashSet::new(),
             reported: HashSet::new(),
             spent: [0.0; 2],
@@ -392,7 +392,7 @@ impl Evolution {
             search.longest = search.longest.max(outcome.seconds);
         }
         search.taken_over.learn(outcome);
-        search.population.learn(outcome, &mut self.insights)
+        search.population.learn(outcome, &mut self.guidance)
     }
 
     /// Marks an outcome as received and adds its cost.

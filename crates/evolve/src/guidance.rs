@@ -17,11 +17,11 @@ type Key = (String, String, String);
 /// The mean gain of each gene value over parents with another value, over all problems of a run and wins of
 /// other runs.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Insights {
+pub struct Guidance {
     effects: BTreeMap<Key, (u32, f64)>,
 }
 
-impl Insights {
+impl Guidance {
     /// Records that a child with these changes took `child_us` and its parent `parent_us`. Several changed
     /// genes share the gain.
     pub fn learn(&mut self, family: &str, changes: &Value, parent_us: f64, child_us: f64) {
@@ -158,17 +158,17 @@ mod tests {
     fn what_helped_is_tried_elsewhere() {
         let space = Space::gpu(&Problem::mission(), &Arch::SM_90, &["mma".to_owned()]);
         let plan = &space.families[0].template;
-        let mut insights = Insights::default();
-        insights.learn("mma", &json!({ "stages": [2, 3] }), 10.0, 9.0);
-        insights.learn("mma", &json!({ "stages": [2, 3] }), 12.0, 11.0);
-        insights.learn("mma", &json!({ "warps": [4, 8] }), 10.0, 15.0);
-        insights.learn("small_streamed", &json!({ "stages": [2, 8] }), 10.0, 1.0);
-        let helped = insights.helped("mma");
+        let mut guidance = Guidance::default();
+        guidance.learn("mma", &json!({ "stages": [2, 3] }), 10.0, 9.0);
+        guidance.learn("mma", &json!({ "stages": [2, 3] }), 12.0, 11.0);
+        guidance.learn("mma", &json!({ "warps": [4, 8] }), 10.0, 15.0);
+        guidance.learn("small_streamed", &json!({ "stages": [2, 8] }), 10.0, 1.0);
+        let helped = guidance.helped("mma");
         assert!(helped.contains(&("warps", "4", helped.iter().find(|h| h.0 == "warps").unwrap().2)));
         assert!(helped.iter().all(|(gene, value, _)| (*gene, *value) != ("stages", "2")), "{helped:?}");
         let mut rng = SmallRng::seed_from_u64(1);
         let found: Vec<String> =
-            (0..20).filter_map(|_| insights.apply(plan, &space, &mut rng)).map(|(_, gene)| gene).collect();
+            (0..20).filter_map(|_| guidance.apply(plan, &space, &mut rng)).map(|(_, gene)| gene).collect();
         assert!(found.iter().any(|gene| gene == "stages"), "{found:?}");
     }
 

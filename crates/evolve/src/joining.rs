@@ -130,7 +130,7 @@ impl Evolution {
         let (run, problem) = (self.run, self.searches[case].population.problem);
         let Draft { candidate, arm, operator, parents, changes } = draft;
         let new = NewCandidate { run, problem, candidate, arm, operator, parents, changes };
-        let (searches, insights, device) = (&mut self.searches, &mut self.insights, &self.config.device);
+        let (searches, guidance, device) = (&mut self.searches, &mut self.guidance, &self.config.device);
         // The candidate and its rejection or forecast are written together.
         let (id, end) = self.ledger.together(|ledger| {
             let id = ledger.add_candidate(&new)?;
@@ -150,7 +150,7 @@ impl Evolution {
             };
             let (stage, seconds, finding) = (rejection.stage, said.seconds, Finding::Rejected(rejection));
             let outcome = Outcome { candidate: id, stage, problem, seconds, device_seconds: 0.0, finding };
-            let rejected = population.learn(&outcome, insights);
+            let rejected = population.learn(&outcome, guidance);
             write(ledger, &outcome, &rejected)?;
             Ok((id, Some(outcome)))
         })?;

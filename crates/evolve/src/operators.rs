@@ -5,7 +5,7 @@ use rand::seq::IndexedRandom;
 use serde_json::{Value, json};
 
 use super::config::Configuration;
-use super::insight::{Insights, cure};
+use super::guidance::{Guidance, cure};
 use super::member::Member;
 use super::population::Population;
 use super::space::{Space, changes};
@@ -54,7 +54,7 @@ impl Draft {
 pub struct Workshop<'a> {
     pub population: &'a Population,
     pub space: &'a Space,
-    pub insights: &'a Insights,
+    pub guidance: &'a Guidance,
     pub configuration: Configuration,
 }
 
@@ -68,7 +68,7 @@ impl Workshop<'_> {
             let draft = match operator {
                 Operator::Mutate => self.mutate(rng),
                 Operator::Cross => self.cross(rng),
-                Operator::Insight => self.insight(rng),
+                Operator::Guided => self.guided(rng),
                 Operator::Restart => {
                     self.space.random(rng).map(|plan| Draft::of(plan, Arm::Evolution, Operator::Restart))
                 }
@@ -121,16 +121,16 @@ impl Workshop<'_> {
     }
 
     /// A cure for a finding, or a value that helped elsewhere, with equal probability.
-    fn insight<R: Rng>(&self, rng: &mut R) -> Option<Draft> {
+    fn guided<R: Rng>(&self, rng: &mut R) -> Option<Draft> {
         let parent = self.parent(rng)?;
         let bound = parent.screening.as_ref().and_then(|s| s.bound.as_deref());
         let cured = |rng: &mut R| cure(&parent.candidate, &parent.findings, bound, self.space, rng);
-        let helped = |rng: &mut R| self.insights.apply(&parent.candidate, self.space, rng);
+        let helped = |rng: &mut R| self.guidance.apply(&parent.candidate, self.space, rng);
         let (child, what) = match rng.random_bool(0.5) {
             true => cured(rng).or_else(|| helped(rng)),
             false => helped(rng).or_else(|| cured(rng)),
         }?;
-        let operator = Operator::Insight.with(what.replace(' ', "_"));
+        let operator = Operator::Guided.with(what.replace(' ', "_"));
         Some(Draft::from_parents(child, operator, &[parent]))
     }
 }

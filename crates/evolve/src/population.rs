@@ -7,7 +7,7 @@ use kernels::select::Shape;
 
 use super::bandit::Bandit;
 use super::cascade;
-use super::insight::Insights;
+use super::guidance::Guidance;
 use super::member::{CandidateState, Member, Time, key};
 use super::niches::{Entry, Niches};
 use super::space::family;
@@ -139,7 +139,7 @@ impl Population {
     }
 
     /// Applies an outcome. Returns the candidates that it rejects, with the reasons.
-    pub fn learn(&mut self, outcome: &Outcome, insights: &mut Insights) -> Vec<(CandidateId, Rejection)> {
+    pub fn learn(&mut self, outcome: &Outcome, guidance: &mut Guidance) -> Vec<(CandidateId, Rejection)> {
         let id = outcome.candidate;
         let mut rejected = Vec::new();
         if !self.members.contains_key(&id) {
@@ -197,7 +197,7 @@ impl Population {
                         if let Some(member) = self.members.get_mut(&id) {
                             member.is_taken_over = measurement.samples.is_empty();
                         }
-                        self.after_timing(id, time, measurement.kind, insights);
+                        self.after_timing(id, time, measurement.kind, guidance);
                     }
                 }
             }
@@ -336,7 +336,7 @@ impl Population {
         outcome
     }
 
-    fn after_timing(&mut self, id: CandidateId, time: Time, kind: TimeKind, insights: &mut Insights) {
+    fn after_timing(&mut self, id: CandidateId, time: Time, kind: TimeKind, guidance: &mut Guidance) {
         let Some(member) = self.members.get_mut(&id) else { return };
         (member.time, member.kind, member.place) = (Some(time), Some(kind), CandidateState::Timed);
         match member.arm {
@@ -349,7 +349,7 @@ impl Population {
             Arm::Baseline | Arm::Evolution => {
                 let member = &self.members[&id];
                 if let Some(parent_us) = self.parent_us(member) {
-                    insights.learn(family(&member.candidate), &member.changes, parent_us, time.us);
+                    guidance.learn(family(&member.candidate), &member.changes, parent_us, time.us);
                 }
                 self.credit(id, id);
             }

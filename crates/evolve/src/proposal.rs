@@ -15,20 +15,20 @@ const HISTORY: usize = 20;
 /// Number of a kernel's lines in the history; `WIDTH` is the number of characters of each line.
 const LINES: usize = 4;
 const WIDTH: usize = 120;
-/// Number of insights.
-const INSIGHTS: usize = 12;
+/// Number of values that helped.
+const HELPED: usize = 12;
 
-/// Problem, device, incumbent with its source, findings, insights and history.
+/// Problem, device, incumbent with its source, findings, values that helped and history.
 pub(super) fn brief(evolution: &Evolution, case: usize) -> Value {
     let search = &evolution.searches[case];
     let population = &search.population;
     let config = &evolution.config;
     let baseline = population.baseline.and_then(|id| population.members.get(&id));
     let incumbent = rank::best(population).or(baseline);
-    let helped = incumbent.map(|m| evolution.insights.helped(family(&m.candidate))).unwrap_or_default();
-    let insights: Vec<Value> = helped
+    let helped = incumbent.map(|m| evolution.guidance.helped(family(&m.candidate))).unwrap_or_default();
+    let helped: Vec<Value> = helped
         .into_iter()
-        .take(INSIGHTS)
+        .take(HELPED)
         .map(|(gene, value, gain)| json!({ "gene": gene, "value": value, "gain": gain.exp() }))
         .collect();
     let counted = population.members.values().filter(|m| m.arm != Arm::Control).rev().take(HISTORY);
@@ -39,7 +39,7 @@ pub(super) fn brief(evolution: &Evolution, case: usize) -> Value {
         "arch": config.arch,
         "incumbent": incumbent.map(|member| shown(evolution, member)),
         "findings": incumbent.map(|member| &member.findings),
-        "insights": insights,
+        "helped": helped,
         "history": counted.map(line).collect::<Vec<_>>(),
     })
 }

@@ -281,7 +281,7 @@ pub(super) fn random_arm(population: &Population) -> RandomArm {
         (None, None, _) => "neither found a kernel that works",
         (Some(_), None, _) => "no random sample has a time",
         (None, Some(_), _) => "only random samples have a time",
-        (_, _, None) => "not raced yet",
+        (_, _, None) => "not known, because the best of a group has not raced",
         (_, _, Some(gain)) => match gain.verdict {
             SpeedVerdict::Faster if is_given => {
                 "the initial candidates are faster than the random samples; the search found nothing faster"

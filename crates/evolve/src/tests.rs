@@ -513,9 +513,9 @@ fn from_a_kernel_alone_a_family_is_found() {
         }
     }
     let known = page.open().resume(evolution.run()).unwrap();
-    let made = Operator::Insight.with("tensor_cores_unused");
-    let by_insight = known.candidates.iter().find(|c| c.new.operator == made);
-    let found = by_insight.expect("an insight");
+    let made = Operator::Guided.with("tensor_cores_unused");
+    let by_guidance = known.candidates.iter().find(|c| c.new.operator == made);
+    let found = by_guidance.expect("a guided candidate");
     assert_eq!(
         (family(&found.new.candidate), &found.new.changes),
         ("mma", &json!({ "family": ["ptx", "mma"] }))

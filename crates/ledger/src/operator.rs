@@ -9,8 +9,8 @@ use rusqlite::types::{FromSql, FromSqlResult, ToSqlOutput, ValueRef};
 use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr};
 
-/// How a candidate came into a run. Its JSON is its [name](Operator::name); `cross` and `propose` were names
-/// of earlier versions.
+/// How a candidate came into a run. Its JSON is its [name](Operator::name); `cross`, `propose` and
+/// `insight` were names of earlier versions.
 #[derive(
     Clone,
     Copy,
@@ -50,7 +50,9 @@ pub enum Operator {
     /// Changes one gene of the best candidate by one step.
     Neighbour,
     /// Applies a gene value that helped another candidate, or the cure of a finding.
-    Insight,
+    #[serde(alias = "insight")]
+    #[strum(to_string = "guided", serialize = "insight")]
+    Guided,
     /// Draws a candidate at random.
     Restart,
     /// Asks the external proposer.
@@ -68,7 +70,7 @@ impl Operator {
         Operator::Mutate,
         Operator::Cross,
         Operator::Neighbour,
-        Operator::Insight,
+        Operator::Guided,
         Operator::Restart,
         Operator::Propose,
     ];
@@ -176,7 +178,7 @@ mod tests {
             ("seed:model", Operator::Seed, "model"),
             ("mutate:block_n+stages", Operator::Mutate, "block_n+stages"),
             ("crossover", Operator::Cross, ""),
-            ("insight:serial_reduction", Operator::Insight, "serial_reduction"),
+            ("guided:serial_reduction", Operator::Guided, "serial_reduction"),
             ("anneal:block_n", Operator::Other, "anneal:block_n"),
             ("", Operator::Other, ""),
         ] {
@@ -198,7 +200,10 @@ mod tests {
             assert_eq!(json, format!("{:?}", operator.name()));
             assert_eq!(serde_json::from_str::<Operator>(&json).unwrap(), operator);
         }
-        for (former, operator) in [("cross", Operator::Cross), ("propose", Operator::Propose)] {
+        assert_eq!(MadeBy::from("insight:stages"), Operator::Guided.with("stages"));
+        let former =
+            [("cross", Operator::Cross), ("propose", Operator::Propose), ("insight", Operator::Guided)];
+        for (former, operator) in former {
             assert_eq!(serde_json::from_value::<Operator>(former.into()).unwrap(), operator);
         }
     }

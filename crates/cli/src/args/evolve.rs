@@ -25,7 +25,7 @@ pub struct Evolve {
     /// Maximum number of candidates, including random samples
     #[arg(long, value_name = "N", value_parser = positive::<usize>)]
     pub candidates: Option<usize>,
-    /// Kind of search: full (from the best of every bound and tile shape, every operator), insight (from the
+    /// Kind of search: full (from the best of every bound and tile shape, every operator), guided (from the
     /// best, guided by past gains and by the diagnosis) or free (random changes of the best)
     #[arg(long, default_value = "full")]
     pub configuration: String,

@@ -396,7 +396,7 @@ fn bad_usage_is_told() {
         (vec!["--device", "h2000"], "expected cpu, cuda"),
         (vec!["--minutes", "-1"], "--minutes"),
         (vec!["--candidates", "0"], "invalid value '0' for --candidates"),
-        (vec!["--configuration", "best"], "free, insight, full"),
+        (vec!["--configuration", "best"], "free, guided, full"),
         (vec!["--family", "wmma"], "mma, wgmma, small"),
         (vec!["--random-share", "2"], "above 0, at most 0.9"),
         (vec!["--random-share", "0"], "above 0, at most 0.9"),

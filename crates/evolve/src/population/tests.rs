@@ -11,14 +11,14 @@ use ledger::{MeasurementFact, Reason, RunId, Screening, Trial};
 /// A population that receives candidates with given times.
 struct Tale {
     population: Population,
-    insights: Insights,
+    guidance: Guidance,
 }
 
 impl Tale {
     /// A population with a baseline of 10 µs.
     fn new(draws: usize) -> Tale {
         let population = Population::new(Shape::of(&Problem::mission()), draws);
-        let mut tale = Tale { population, insights: Insights::default() };
+        let mut tale = Tale { population, guidance: Guidance::default() };
         tale.timed(1, Arm::Baseline, 0, 10.0);
         tale
     }
@@ -43,7 +43,7 @@ impl Tale {
         let (candidate, problem) = (CandidateId(id), self.population.problem);
         let outcome = Outcome { candidate, stage, problem, seconds: 0.0, device_seconds: 0.0, finding };
         let outcome = self.population.normalised(&outcome);
-        self.population.learn(&outcome, &mut self.insights)
+        self.population.learn(&outcome, &mut self.guidance)
     }
 
     fn screen(&mut self, id: i64, kernel: usize) -> Vec<(CandidateId, Rejection)> {

@@ -137,7 +137,7 @@ const fn meaning(operator: Operator) -> Option<&'static str> {
         Operator::Mutate => "a good candidate with some genes drawn anew",
         Operator::Cross => "the genes of two good candidates",
         Operator::Neighbour => "the best with one gene changed by a step",
-        Operator::Insight => "a change that helped another candidate, or that cures a finding",
+        Operator::Guided => "a change that helped another candidate, or that cures a finding",
         Operator::Restart => "a plan at random, to leave the best",
         Operator::Propose => "the answer of an external program",
         _ => return None,
@@ -224,9 +224,11 @@ mod tests {
 
     #[test]
     fn durations() {
-        let names = ["mutate:a+b+c", "insight:stages", "neighbour:a+b", "restart", "anneal:a"];
+        let names =
+            ["mutate:a+b+c", "insight:stages", "guided:stages", "neighbour:a+b", "restart", "anneal:a"];
         let shown = names.map(|name| operator_name(&MadeBy::from(name)));
-        assert_eq!(shown, ["mutate, 3 genes", "insight: stages", "neighbour: a, b", "restart", "anneal:a"]);
+        let guided = "guided: stages";
+        assert_eq!(shown, ["mutate, 3 genes", guided, guided, "neighbour: a, b", "restart", "anneal:a"]);
         assert_eq!([0.31, 42.4, 200.0, 7500.0].map(duration), ["0.3 s", "42 s", "3 min 20 s", "2 h 5 min"]);
     }
 }
