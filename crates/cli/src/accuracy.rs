@@ -3,6 +3,7 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::time::Instant;
 
 use bench::provenance::Provenance;
 use check::accuracy::{Draw, Point, STEP, Scheme, errors};
@@ -39,7 +40,7 @@ pub fn accuracy(args: &Accuracy) -> Result<Status, CliError> {
     let default = Path::new("evidence/emulator.jsonl");
     let evidence = args.evidence.as_ref().map(|given| given.as_deref().unwrap_or(default));
     evidence.map_or(Ok(()), store::appendable)?;
-    let curves = curves(args.keys);
+    let curves = curves(args.keys, args.json);
     if let Some(file) = evidence {
         for row in rows(&curves, &provenance) {
             store::append_line(file, &row.to_string())?;
@@ -59,17 +60,26 @@ pub fn accuracy(args: &Accuracy) -> Result<Status, CliError> {
     Ok(Status::Passed)
 }
 
-/// The errors of each distribution at each power of two of keys.
-fn curves(most: usize) -> Vec<(Draw, Vec<Point>)> {
+/// The errors of each distribution at each power of two of keys. Without `json` the progress is shown.
+fn curves(most: usize, json: bool) -> Vec<(Draw, Vec<Point>)> {
     const SEED: u64 = 1;
     let lengths = || (0..).map(|i| FEWEST << i).take_while(|&keys| keys <= most);
     debug_assert!(lengths().all(|keys| keys.is_multiple_of(STEP)));
-    let progress = Progress::new(Some((Draw::ALL.len() * lengths().count()) as u64));
-    let mut step = 0;
+    // In percent: the work grows with the keys.
+    let progress = if json { Progress::silent() } else { Progress::new(Some(100)) };
+    let all = Draw::ALL.len() * lengths().sum::<usize>();
+    let (mut done, start) = (0, Instant::now());
     let mut points_of = |draw: Draw| {
         let points = lengths().flat_map(|keys| {
-            progress.at(step, &format!("{}, {keys} keys", draw.name()));
-            step += 1;
+            let left = match done {
+                0 => String::new(),
+                _ => format!(
+                    "; about {:.0} s left",
+                    start.elapsed().as_secs_f64() * (all - done) as f64 / done as f64
+                ),
+            };
+            progress.at((100 * done / all) as u64, &format!("{}, {keys} keys{left}", draw.name()));
+            done += keys;
             errors(draw, keys, SEED)
         });
         (draw, points.collect())

@@ -378,7 +378,7 @@ pub struct Topk {
     #[arg(long, help = shape_help("The problem (default: the only one of the ledger)"))]
     pub problem: Option<String>,
     /// Device: cpu or cuda (of this machine), or a name or words of a name, such as h200; default: the
-    /// ledger's only one
+    /// ledger's only one, or the only one that is of this machine
     #[arg(long)]
     pub device: Option<String>,
     /// Number of plans to list

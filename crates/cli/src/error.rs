@@ -34,7 +34,7 @@ pub enum CliError {
     Argument { argument: &'static str, value: String, accepted: String },
     /// An argument is missing that another argument needs.
     #[error("missing {argument}: {why}")]
-    Missing { argument: &'static str, why: &'static str },
+    Missing { argument: &'static str, why: String },
     /// An option has no effect without another option.
     #[error("{argument} needs {needed}")]
     Needs {

@@ -36,7 +36,7 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
     let in_q = |path: &Option<std::path::PathBuf>| path.as_deref().unwrap_or(&args.q).to_path_buf();
     for (argument, path) in [("--k", &args.k), ("--v", &args.v)] {
         if path.is_none() && stdin.named(&args.q)?.extension().is_some_and(|e| e == "npy") {
-            let why = "a .npy file holds one tensor, so --q, --k and --v each name a file";
+            let why = "a .npy file holds one tensor, so --q, --k and --v each name a file".to_owned();
             return Err(CliError::Missing { argument, why });
         }
     }

@@ -112,7 +112,8 @@ impl Origin<'_> {
         if stated.grid.is_empty() {
             return Err(CliError::Missing {
                 argument: "--launch",
-                why: "state the launch in a file, or by --grid, --block and --arg; --suggest writes a first launch file",
+                why: "state the launch in a file, or by --grid, --block and --arg; --suggest writes a first launch file"
+                    .to_owned(),
             });
         }
         let brief = Brief {

@@ -191,7 +191,8 @@ fn a_short_run_against_the_model() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(3), "{said}");
     assert!(
-        said.contains("invalid value '(missing)' for --problem: expected one of ") && said.contains(SMALL),
+        said.contains("missing --problem: the ledger has several; add one of:\n")
+            && said.contains(&format!("    --problem {SMALL}\n    --problem 1,1,32,16,f16\n")),
         "{said}"
     );
 }
