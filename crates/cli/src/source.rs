@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use check::launchfile::{Bound, Brief, LaunchError, LaunchSpec, suggest, suggest_triton};
 use check::names::demangle;
 use check::sources::Sources;
-use host::cuda::{Source, compile_files, templates};
+use host::cuda::{Source, compile_files, example_instance, templates};
 use host::store::{self, read_text};
 use host::tools::{Compiled, NvrtcError};
 use host::triton;
@@ -303,8 +303,9 @@ impl Origin<'_> {
             if let Some(first) = templates.first() {
                 // A launch inside another template names that template's parameters, not types.
                 let concrete = |name: &&String| !name.contains("<T");
-                let example = launched.iter().find(concrete);
-                let example = example.cloned().unwrap_or_else(|| format!("{first}<float>"));
+                let example = launched.iter().find(concrete).cloned();
+                let example = example.or_else(|| example_instance(&sources, first));
+                let example = example.unwrap_or_else(|| format!("{first}<float>"));
                 return Err(CliError::Templates {
                     path: self.file.to_path_buf(),
                     templates: ptx::quote::list(&templates),

@@ -154,7 +154,9 @@ pub fn suggest(
 /// The comment that shows how the expected output is stated.
 fn reference(output: &str, inputs: &[String]) -> String {
     format!(
-        "\n# What the output must be; without it only hazards are looked for.\n# [reference]\n# output = {output}\n\
+        "\n# What the output must be; without it only hazards are looked for.\n\
+         # A built-in needs the buffers' shapes: `shape = [rows, columns]` in place of `elements`.\n\
+         # [reference]\n# output = {output}\n\
          # builtin = \"softmax\"\n# or kernel = \"other.cu\", file = \"expected.npy\", \
          python = \"reference.py:function\"\n\
          # inputs = [{}]\n",

@@ -194,20 +194,36 @@ impl Text {
 
     /// The parameters of the kernel with this name. `arguments` are those of its template instance.
     pub fn parameters_of(&self, kernel: &str, arguments: &[String]) -> Option<Vec<Parameter>> {
-        let heads = self.declarations.iter().filter_map(|range| {
+        let (template, list) = self.declared(kernel)?;
+        let list = &list[1..closing(list.as_bytes(), 0)];
+        let names = template.iter().filter_map(|declared| words(declared.split('=').next()?).last());
+        let instance: BTreeMap<&str, &str> = names.zip(arguments.iter().map(String::as_str)).collect();
+        Some(separated(list).iter().filter_map(|text| parameter(text, &instance)).collect())
+    }
+
+    /// An instance of the template of the kernel with this name: float for each type, 16 for each number.
+    pub fn example_of(&self, kernel: &str) -> Option<String> {
+        let (template, _) = self.declared(kernel)?;
+        let needed = template.iter().take_while(|declared| !declared.contains('='));
+        let arguments = needed.map(|declared| match words(declared).next() {
+            Some("typename" | "class") => "float",
+            Some("bool") => "true",
+            _ => "16",
+        });
+        Some(format!("{kernel}<{}>", arguments.collect::<Vec<_>>().join(", ")))
+    }
+
+    /// The template parameters of the kernel with this name, and its code from the list of its parameters on.
+    fn declared(&self, kernel: &str) -> Option<(Vec<String>, &str)> {
+        let (before, list) = self.declarations.iter().find_map(|range| {
             let (before, head) = self.code(range).split_once("__global__")?;
             let head = skip_bounds(head);
             let open = head.find('(')?;
             (words(&head[..open]).last() == Some(kernel)).then_some((before, &head[open..]))
-        });
-        let (before, list) = heads.into_iter().next()?;
-        let list = &list[1..closing(list.as_bytes(), 0)];
+        })?;
         let template = before.split_once("template").map_or("", |(_, rest)| rest);
         let template = template.trim().trim_start_matches('<').trim_end().trim_end_matches('>');
-        let names = separated(template);
-        let names = names.iter().filter_map(|declared| words(declared.split('=').next()?).last());
-        let instance: BTreeMap<&str, &str> = names.zip(arguments.iter().map(String::as_str)).collect();
-        Some(separated(list).iter().filter_map(|text| parameter(text, &instance)).collect())
+        Some((separated(template), list))
     }
 
     /// The template instances that are launched: `name<…>` before `<<<`.
@@ -530,6 +546,11 @@ int main(int argc, char** argv) {
         let text = Text::new(FILE);
         assert_eq!(text.template_kernels(), ["scale"]);
         assert_eq!(text.launched_instances(), ["a::scale<float, 2>"]);
+        assert_eq!(text.example_of("scale").as_deref(), Some("scale<float, 16>"));
+        let text = Text::new(
+            "template <class A, bool B, unsigned N, typename C = A>\n__global__ void f(A* x, C y) {}\n",
+        );
+        assert_eq!(text.example_of("f").as_deref(), Some("f<float, true, 16>"));
     }
 
     #[test]

@@ -247,6 +247,11 @@ pub fn templates(sources: &[Source]) -> (Vec<String>, Vec<String>) {
     all
 }
 
+/// An instance of a kernel that is a function template, as an example: `scale<float, 16>`.
+pub fn example_instance(sources: &[Source], kernel: &str) -> Option<String> {
+    sources.iter().find_map(|source| Text::new(&source.text).example_of(kernel))
+}
+
 /// A parameter of a kernel as its source declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
