@@ -238,16 +238,22 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
         command.current_dir(&package).args(["-m", name]);
         command
     };
-    let linted = ["--quiet", "--config", "pyproject.toml", ".", "../bridges"];
+    let linted = ["--quiet", "--config", "pyproject.toml", ".", "../bridges", "../xtask/sanitizer"];
     run(tool("ruff").args(["format", "--check"]).args(linted))?;
     run(tool("ruff").arg("check").args(linted))?;
     run(tool("mypy").args(["--no-error-summary", "flashcore_attn", "bench/flashcore_bench"]))?;
     run(tool("mypy").args(["--no-error-summary", "check/flashcore_check"]))?;
+    run(tool("mypy").args([
+        "--no-error-summary",
+        "--python-version",
+        "3.11",
+        "../xtask/sanitizer/compare.py",
+    ]))?;
     let out = root.join("target/wheels/dev");
     let quick = |extension| build(root, &python, &out, &["--profile", "dev"], extension, None);
     let wheels = [quick(SEARCH)?, quick(TESTED_BENCH)?];
     install(&python, &wheels)?;
-    pytest(root, &python, &[package.join("tests")])?;
+    pytest(root, &python, &[package.join("tests"), root.join("xtask/sanitizer")])?;
     let python = torch(root)?;
     install(&python, &wheels)?;
     let tests: Vec<_> = TORCH_TESTS.iter().map(|name| package.join("tests").join(name)).collect();
