@@ -2,7 +2,7 @@
 
 use ptx::{BinaryOp, MmaShape, Op, Precision, TernaryOp, Type, UnaryOp};
 
-use crate::trace::{atomic_passes, shared_passes};
+use crate::trace::shared_passes;
 
 /// Counts of one instruction over all warps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -102,13 +102,10 @@ impl Counter {
         if self.shared_ideal == 0 { 1.0 } else { self.shared_passes as f64 / self.shared_ideal as f64 }
     }
 
-    /// Counts a shared-memory access.
-    pub(crate) fn shared(&mut self, lanes: u32, addresses: &[u64; 32], bytes: u32, atomic: bool) {
+    /// Counts a shared-memory access of so many passes.
+    #[inline(always)]
+    pub(crate) fn shared(&mut self, lanes: u32, bytes: u32, passes: u32) {
         let moved = u64::from(lanes.count_ones() * bytes);
-        let passes = match atomic {
-            true => atomic_passes(lanes, addresses, bytes),
-            false => passes(lanes, addresses, bytes),
-        };
         self.shared_accesses += 1;
         self.shared_passes += u64::from(passes);
         self.shared_ideal += ideal_passes(lanes, bytes).min(u64::from(passes));
@@ -126,6 +123,34 @@ impl Counter {
 fn is_special(op: UnaryOp) -> bool {
     use UnaryOp::{Cos, Ex2, Lg2, Rcp, Rsqrt, Sin, Sqrt, Tanh};
     matches!(op, Rcp | Sqrt | Rsqrt | Sin | Cos | Lg2 | Ex2 | Tanh)
+}
+
+/// The addresses of a shared-memory access from its first one on, and its passes. An access whose addresses
+/// lie elsewhere, at a multiple of its width, has as many.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Pattern {
+    lanes: u32,
+    bytes: u32,
+    passes: u32,
+    from_first: [u64; 32],
+}
+
+impl Pattern {
+    /// The passes of an access by `lanes`, of which there is one at least. It is kept for the next access.
+    #[inline(always)]
+    pub(crate) fn passes(&mut self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
+        let first = addresses[0];
+        let mut differs =
+            u64::from((self.lanes ^ lanes) | (self.bytes ^ bytes)) | first % u64::from(bytes.max(4));
+        for (address, known) in addresses.iter().zip(&self.from_first) {
+            differs |= address.wrapping_sub(first) ^ known;
+        }
+        if differs != 0 {
+            let from_first = std::array::from_fn(|lane| addresses[lane].wrapping_sub(first));
+            *self = Pattern { lanes, bytes, passes: passes(lanes, addresses, bytes), from_first };
+        }
+        self.passes
+    }
 }
 
 /// [`shared_passes`] without allocation, for the common case of aligned units of 4, 8 or 16 bytes. Such a
@@ -289,6 +314,7 @@ mod tests {
 
     #[test]
     fn counting_without_allocation_agrees() {
+        let mut pattern = Pattern::default();
         for (step, bytes) in
             [(4u64, 4), (0, 4), (2, 2), (8, 8), (16, 16), (128, 4), (64, 16), (144, 16), (136, 8)]
         {
@@ -296,6 +322,11 @@ mod tests {
             for lanes in [!0, 0xff, 0x8001_0001, 0x5555_5555] {
                 let expected = shared_passes(lanes, &addresses, bytes);
                 assert_eq!(passes(lanes, &addresses, bytes), expected, "step {step}, lanes {lanes:#x}");
+                for shift in [0, 2, 4, 16, 48, 128, 1 << 33] {
+                    let addresses = addresses.map(|address| address + shift);
+                    let expected = shared_passes(lanes, &addresses, bytes);
+                    assert_eq!(pattern.passes(lanes, &addresses, bytes), expected, "step {step}, {shift} on");
+                }
                 let expected = sorted_sectors(lanes, &addresses, bytes);
                 assert_eq!(sectors(lanes, &addresses, bytes), expected, "step {step}, lanes {lanes:#x}");
             }

@@ -201,11 +201,10 @@ impl<'a> Env<'a> {
     #[inline(always)]
     fn count_access(&mut self, warp: &Warp, site: &Site, lanes: u32, addresses: &[u64; 32]) {
         let Site { inst, space, bytes, .. } = *site;
-        let counter = self.log.counter(inst);
         match space {
-            Space::Shared => counter.shared(lanes, addresses, bytes, false),
-            Space::Global => counter.global(lanes, addresses, bytes),
-            Space::Local => counter.local_bytes += u64::from(lanes.count_ones() * bytes),
+            Space::Shared => self.log.count_shared(inst, lanes, addresses, bytes),
+            Space::Global => self.log.counter(inst).global(lanes, addresses, bytes),
+            Space::Local => self.log.counter(inst).local_bytes += u64::from(lanes.count_ones() * bytes),
             _ => {}
         }
         let Some(recorder) = &mut self.log.recorder else { return };

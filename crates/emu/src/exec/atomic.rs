@@ -13,6 +13,7 @@ use crate::memory::{Chunk, Region, load_bytes, resolve, store_bytes};
 use crate::order::{Access, Touch, Verdict};
 use crate::report::HazardKind;
 use crate::semantics::atomic;
+use crate::trace::atomic_passes;
 
 /// The memory that an atomic acts on.
 #[derive(Clone, Copy)]
@@ -112,7 +113,7 @@ impl<'a> Env<'a> {
         let shared = places[mask.trailing_zeros() as usize].0 == Space::Shared;
         let counter = self.log.counter(inst);
         if shared {
-            counter.shared(mask, &flat, bytes, true);
+            counter.shared(mask, bytes, atomic_passes(mask, &flat, bytes));
         } else {
             counter.global(mask, &flat, bytes);
         }

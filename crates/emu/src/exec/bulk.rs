@@ -301,8 +301,7 @@ impl<'a> Env<'a> {
             gather(&warp.registers, *slot, &mut chunks, element, ty);
         }
         let site = Site { inst, space: Space::Shared, bytes, strength: Strength::Weak };
-        let counter = self.log.counter(inst);
-        counter.shared(mask, &to, bytes, false);
+        self.log.count_shared(inst, mask, &to, bytes);
         for_lanes(mask, |lane| {
             if !self.check_one_cta(warp, inst, lane, to[lane], signals[lane]) {
                 return;

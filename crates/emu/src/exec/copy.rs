@@ -122,9 +122,8 @@ impl Env<'_> {
 
     fn count_copy(&mut self, warp: &Warp, inst: &Inst, mask: u32, to: &[u64; 32], from: &[u64; 32]) {
         let bytes = inst.target;
-        let counter = self.log.counter(inst);
-        counter.shared(mask, to, bytes, false);
-        counter.global(mask, from, bytes);
+        self.log.count_shared(inst, mask, to, bytes);
+        self.log.counter(inst).global(mask, from, bytes);
         if let Some(recorder) = &mut self.log.recorder {
             recorder.copy(warp.index, inst.number, mask, to, from, bytes);
         }

@@ -1,6 +1,7 @@
 //! Executes `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`, in which a whole warp takes part.
 
 use ptx::{MatrixAccess, Mma, Op, Space};
+use smallvec::SmallVec;
 
 use super::Env;
 use super::access::{Site, plain};
@@ -8,7 +9,7 @@ use super::registers::for_lanes;
 use super::run::Flow;
 use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot};
-use crate::memory::{Chunk, load_bytes};
+use crate::memory::{Chunk, RANK_SHIFT, SHARED_BASE, load_bytes};
 use crate::numerics::tensor::{self, Accumulator};
 use crate::numerics::{Lanes32, Lanes64};
 use crate::order::{Access, Strength, Verdict};
@@ -88,14 +89,12 @@ impl Env<'_> {
             d_slots.iter().zip(&d).for_each(|(s, d)| warp.registers.set64(*s, mask, d));
             done
         } else {
-            let gather = |slots: &[Slot]| {
-                let mut lanes = [[0; 32]; 8];
-                slots.iter().zip(&mut lanes).for_each(|(s, l)| *l = *warp.registers.get32(*s));
-                lanes
+            let gather = |slots: &[Slot]| -> SmallVec<[Lanes32; 4]> {
+                slots.iter().map(|s| *warp.registers.get32(*s)).collect()
             };
-            let (x, y, z) = (gather(a_slots), gather(b_slots), gather(c_slots));
-            let mut d: [Lanes32; 8] = [[0; 32]; 8];
-            let done = tensor::mma(kind, rules, &x[..a], &y[..b], &z[..c], &mut d[..c]);
+            let (a, b, c) = (gather(a_slots), gather(b_slots), gather(c_slots));
+            let mut d = c.clone();
+            let done = tensor::mma(kind, rules, &a, &b, &c, &mut d);
             d_slots.iter().zip(&d).for_each(|(s, d)| warp.registers.set32(*s, mask, d));
             done
         };
@@ -111,7 +110,7 @@ impl Env<'_> {
         if inst.space == Space::Generic {
             addresses = addresses.map(|a| crate::memory::resolve(a).1);
         }
-        self.log.counter(inst).shared(lanes, &addresses, 16, false);
+        self.log.count_shared(inst, lanes, &addresses, 16);
         if let Some(recorder) = &mut self.log.recorder {
             recorder.shared(warp.index, inst.number, lanes & mask, &addresses, 16);
         }
@@ -121,7 +120,8 @@ impl Env<'_> {
     fn ldmatrix(&mut self, warp: &mut Warp, inst: &Inst, m: &MatrixAccess, mask: u32) {
         let (addresses, lanes) = self.rows(warp, inst, m, mask);
         let mut rows: [Chunk; 32] = [[0; 8]; 32];
-        for_lanes(lanes, |lane| {
+        let left = self.load_rows(warp, inst, &addresses, (lanes, mask), &mut rows);
+        for_lanes(left, |lane| {
             if let Some(row) = self.load_row(warp, inst, lane, addresses[lane], mask) {
                 rows[lane] = row;
             }
@@ -142,6 +142,39 @@ impl Env<'_> {
         if !self.facts.context.follow.is_nothing() {
             self.mark_doubted_rows(warp, inst, m.trans, lanes, &addresses);
         }
+    }
+
+    /// Loads rows whose reads have no finding, and returns the others.
+    fn load_rows(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        addresses: &[u64; 32],
+        (lanes, mask): (u32, u32),
+        rows: &mut [Chunk; 32],
+    ) -> u32 {
+        let layout = &self.facts.context.program.layout;
+        let (window, rank) = ((self.rank(warp) as u64) << RANK_SHIFT, self.rank(warp));
+        let start = window + SHARED_BASE;
+        let mut inside = layout.shared_align >= 16 && layout.shared_extent >= 16;
+        let mut offsets = [0; 32];
+        for_lanes(lanes, |lane| {
+            let offset = addresses[lane].wrapping_sub(start);
+            inside &= offset <= u64::from(layout.shared_extent).saturating_sub(16)
+                && addresses[lane].is_multiple_of(16);
+            offsets[lane] = offset as u32 + (rank * self.facts.span) as u32;
+        });
+        if !inside {
+            return lanes;
+        }
+        let site = row_site(inst);
+        let access = Access { lanes: mask, ..plain(warp, &site, 0) };
+        let races = self.facts.context.options.checks.races;
+        let left = if races { self.shared.shadow.read_blocks(&offsets, lanes, &access) } else { 0 };
+        for_lanes(lanes & !left, |lane| {
+            rows[lane] = load_bytes(&self.shared.bytes, offsets[lane] as usize, 16)
+        });
+        left
     }
 
     /// Loads 16 bytes that the whole warp reads.

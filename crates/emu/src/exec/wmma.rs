@@ -89,11 +89,10 @@ impl Env<'_> {
                 parts.push(Part { access, space, lanes, addresses: places, bytes: fragment.bytes(access) });
             }
         }
-        let counter = self.log.counter(inst);
         for part in &parts {
             match part.space {
-                Space::Shared => counter.shared(part.lanes, &part.addresses, part.bytes, false),
-                Space::Global => counter.global(part.lanes, &part.addresses, part.bytes),
+                Space::Shared => self.log.count_shared(inst, part.lanes, &part.addresses, part.bytes),
+                Space::Global => self.log.counter(inst).global(part.lanes, &part.addresses, part.bytes),
                 _ => {}
             }
         }

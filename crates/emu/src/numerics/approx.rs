@@ -153,7 +153,7 @@ pub const fn is_exact(op: ApproxOp, sm: u32) -> bool {
 pub fn f32_function(function: Function, ftz: bool, active: u32, d: &mut Lanes32, a: &Lanes32) {
     let arch = pulp::Arch::new();
     match (function, ftz) {
-        (Function::Ex2, true) => arch.dispatch(Lanes { f: unit(mufu::ex2), ftz, active, d, a }),
+        (Function::Ex2, true) => arch.dispatch(Lanes { f: ex2_unit, ftz, active, d, a }),
         (Function::Lg2, true) => arch.dispatch(Lanes { f: unit(mufu::lg2), ftz, active, d, a }),
         (Function::Rcp, true) => arch.dispatch(Lanes { f: unit(mufu::rcp), ftz, active, d, a }),
         (Function::Rsqrt, true) => arch.dispatch(Lanes { f: unit(mufu::rsqrt), ftz, active, d, a }),
@@ -189,10 +189,16 @@ const HUGE: f32 = 8.507_059e37;
 // The code that ptxas (13.0, sm_90) generates for the forms without `.ftz`, because the MUFU treats
 // subnormals as 0.
 
+/// The function by its name: a closure would not be certain to be compiled for the vector instructions.
+#[inline(always)]
+fn ex2_unit(x: f32) -> f32 {
+    f32::from_bits(mufu::ex2(x.to_bits()))
+}
+
 #[inline(always)]
 fn ex2(x: f32) -> f32 {
     let low = x < -126.0;
-    let y = unit(mufu::ex2)(if low { x * 0.5 } else { x });
+    let y = ex2_unit(if low { x * 0.5 } else { x });
     if low { y * y } else { y }
 }
 
@@ -329,7 +335,7 @@ pub fn packed_function(function: PackedFunction, format: Packed, active: u32, d:
 /// 2^x truncated to an f16 with 10 fraction bits, fewer for a subnormal.
 #[inline(always)]
 fn ex2_f16(x: f32) -> f64 {
-    let y = f64::from(unit(mufu::ex2)(x));
+    let y = f64::from(ex2_unit(x));
     // Below 2^-14, the smallest normal number, the unit in the last place is 2^-24.
     let unit = if y >= 2f64.powi(-14) { power_below(y) / 1024.0 } else { 2f64.powi(-24) };
     if y < 65_536.0 { (y / unit).floor() * unit } else { y }

@@ -74,6 +74,27 @@ impl DenseShadow {
         verdict
     }
 
+    /// Reads blocks, all by the same access, where nothing more than the last read is to be changed. Returns
+    /// the rows that are left to [`DenseShadow::read`].
+    #[inline(always)]
+    pub fn read_blocks(&mut self, offsets: &[u32; 32], rows: u32, a: &Access) -> u32 {
+        let level = &mut self.blocks;
+        if a.actor >= level.slots {
+            return rows;
+        }
+        let (new, known) = (Record::of_read(a), a.view.known_to_all(a.actor));
+        let mut left = 0;
+        for (row, &offset) in offsets.iter().enumerate().filter(|(row, _)| rows >> row & 1 == 1) {
+            let block = offset as usize / BLOCK;
+            let write = &level.writes[block];
+            let plain = self.split[block] == 0 && write.is_simply_before(a);
+            if !plain || !level.reads[block * level.slots + a.actor].absorb(&new, known) {
+                left |= 1 << row;
+            }
+        }
+        left
+    }
+
     /// Records a read. Its order after the last write is checked elsewhere.
     pub fn note_read(&mut self, offset: usize, bytes: usize, a: &Access) {
         self.each(offset, bytes, |level, cell, _| level.note_read(cell, a));

@@ -4,7 +4,7 @@ use ptx::Space;
 
 use super::launch::Facts;
 use crate::EmuError;
-use crate::counters::{Counter, Counters};
+use crate::counters::{Counter, Counters, Pattern};
 use crate::decode::Inst;
 use crate::report::{Findings, HazardKind, Printed};
 use crate::trace::Recorder;
@@ -24,6 +24,8 @@ pub(crate) struct Log {
     /// Extra work in warp instructions: copying and joining clocks, and moving data. Only the instruction
     /// budget counts it.
     pub toll: u64,
+    /// For each instruction, its last access to shared memory.
+    patterns: Vec<Pattern>,
 }
 
 impl Log {
@@ -44,7 +46,15 @@ impl Log {
             steps: 0,
             overtaken: false,
             toll: 0,
+            patterns: vec![Pattern::default(); context.program.code.len()],
         }
+    }
+
+    /// Counts an access of `lanes`, which are not none, to shared memory.
+    #[inline(always)]
+    pub fn count_shared(&mut self, inst: &Inst, lanes: u32, addresses: &[u64; 32], bytes: u32) {
+        let passes = self.patterns[inst.pc as usize].passes(lanes, addresses, bytes);
+        self.counters.instructions[inst.pc as usize].shared(lanes, bytes, passes);
     }
 
     /// The counter of an instruction.

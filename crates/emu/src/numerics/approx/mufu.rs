@@ -23,7 +23,8 @@ impl Segment {
     #[inline(always)]
     fn at(self, x: u32, shift: u32, bias: i64, double: u32) -> i64 {
         let [c0, c1, c2] = [self.0, self.1, self.2].map(i64::from);
-        (c0 << shift) + bias + c1 * i64::from(x) + ((c2 * square(x)) << double)
+        let linear = (c0 << shift).wrapping_add(bias).wrapping_add(c1.wrapping_mul(i64::from(x)));
+        linear.wrapping_add(c2.wrapping_mul(square(x)) << double)
     }
 }
 
@@ -37,8 +38,9 @@ impl Segment {
 #[inline(always)]
 fn square(x: u32) -> i64 {
     let upper = x >> 9;
-    let crossed = (2..=8).map(|i| (x >> i & 1).wrapping_neg() & (x >> (18 - i))).sum::<u32>();
-    i64::from(((upper * upper) >> 1) + crossed)
+    let crossed =
+        (2..=8).fold(0u32, |sum, i| sum.wrapping_add((x >> i & 1).wrapping_neg() & (x >> (18 - i))));
+    i64::from((upper.wrapping_mul(upper) >> 1).wrapping_add(crossed))
 }
 
 /// Exponent without its bias, and fraction.
@@ -50,11 +52,10 @@ const fn parts(x: u32) -> (i32, u32) {
 /// A magnitude near 1 times a power of two. Subnormal results become 0.
 #[inline(always)]
 const fn scaled(near_one: u32, power: i32) -> u32 {
-    match (near_one >> 23) as i32 + power {
-        ..=0 => 0,
-        255.. => INFINITY,
-        exponent => (exponent as u32) << 23 | near_one & 0x7f_ffff,
-    }
+    let exponent = ((near_one >> 23) as i32).wrapping_add(power);
+    let finite = (exponent as u32) << 23 | near_one & 0x7f_ffff;
+    let bounded = if exponent >= 255 { INFINITY } else { finite };
+    if exponent <= 0 { 0 } else { bounded }
 }
 
 #[inline(always)]
@@ -62,40 +63,27 @@ const fn is_nan(x: u32) -> bool {
     x & !SIGN > INFINITY
 }
 
-/// `MUFU.EX2`.
+/// `MUFU.EX2`, without branches: the compiler computes many lanes at once.
 #[inline(always)]
 pub(super) fn ex2(x: u32) -> u32 {
     let (exponent, fraction) = parts(x);
-    let negative = x & SIGN != 0;
-    if exponent >= 8 {
-        return if is_nan(x) {
-            NAN
-        } else if negative {
-            0
-        } else {
-            INFINITY
-        };
-    }
+    let negative = (x as i32 >> 31) as u32;
     // A fixed-point number with 23 fraction bits. Lower bits are dropped.
-    let significand = u64::from(fraction | 0x80_0000);
-    let magnitude = if exponent < -23 {
-        0
-    } else if exponent < 0 {
-        significand >> -exponent
-    } else {
-        significand << exponent
-    } as i64;
+    let (up, down) = (exponent.clamp(0, 7) as u32, exponent.wrapping_neg().clamp(0, 31) as u32);
+    let magnitude = (fraction | 0x80_0000) << up >> down;
     // A negative number is formed as the one's complement, without adding the last unit, except where it has
     // no fraction.
-    let whole = magnitude & 0x7f_ffff == 0;
-    let fixed = match (negative, whole) {
-        (false, _) => magnitude,
-        (true, true) => -magnitude,
-        (true, false) => !magnitude,
-    };
-    let f = (fixed & 0x7f_ffff) as u32;
+    let whole = u32::from(magnitude & 0x7f_ffff == 0);
+    let fixed = (magnitude ^ negative).wrapping_add(negative & whole);
+    let f = fixed & 0x7f_ffff;
     let mantissa = EX2[(f >> REST) as usize].at(f & ((1 << REST) - 1), 13, 6114, 0) >> 15;
-    scaled(ONE + mantissa as u32, (fixed >> 23) as i32)
+    let result = scaled(ONE.wrapping_add(mantissa as u32), fixed as i32 >> 23);
+    let large = if negative == 0 { INFINITY } else { 0 };
+    match (exponent >= 8, is_nan(x)) {
+        (_, true) => NAN,
+        (true, _) => large,
+        _ => result,
+    }
 }
 
 /// `MUFU.RCP`.

@@ -173,6 +173,19 @@ impl Finite<'_> {
                 mark(kind.accumulator(), &bits, &mut open);
             }
             for (column, bits) in bits.iter_mut().enumerate() {
+                if kind.accumulator() == Accumulator::F32
+                    && let Some(column) = short_column::<S, LONG, K, CHUNK>(
+                        simd,
+                        &recipe,
+                        (&side_a, &side_b),
+                        &sums,
+                        column,
+                        start,
+                    )
+                {
+                    *bits = column;
+                    continue;
+                }
                 let (total, largest) =
                     column_sum::<S, LONG, K, CHUNK>(simd, &recipe, &side_a, &side_b, &sums, column, start);
                 *bits = match kind.accumulator() {
@@ -397,6 +410,78 @@ fn decode_sums(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS]) -> Sums 
     }
 }
 
+/// The largest exponent of the products and of C in one column.
+#[inline(always)]
+fn largest_of<S: Simd, const LONG: usize, const K: usize, const CHUNK: usize>(
+    simd: S,
+    a: &Side<LONG, K, ROWS>,
+    b: &Side<LONG, K, COLUMNS>,
+    c: &Sums,
+    column: usize,
+    start: usize,
+) -> [u32; ROWS] {
+    let mut largest = c.exponent[column];
+    for (block, largest) in S::as_mut_simd_u32s(&mut largest).0.iter_mut().enumerate() {
+        for k in start..start + CHUNK {
+            let exponent = S::as_simd_u32s(&a.exponent[k]).0[block];
+            let exponent = simd.add_u32s(exponent, simd.splat_u32s(b.exponent[k][column]));
+            *largest = simd.max_u32s(*largest, exponent);
+        }
+    }
+    largest
+}
+
+/// One column of D as f32, if a sum of this length fits an i32 and each result is a normal number or zero.
+#[inline(always)]
+fn short_column<S: Simd, const LONG: usize, const K: usize, const CHUNK: usize>(
+    simd: S,
+    recipe: &Recipe,
+    (a, b): (&Side<LONG, K, ROWS>, &Side<LONG, K, COLUMNS>),
+    c: &Sums,
+    column: usize,
+    start: usize,
+) -> Option<[u32; ROWS]> {
+    if CHUNK > RUN / 2 {
+        return None;
+    }
+    let largest = largest_of::<S, LONG, K, CHUNK>(simd, a, b, c, column, start);
+    let sum = sum_of(simd, recipe, (a, b), &largest, column, start..start + CHUNK);
+    let splat = |x: u32| simd.splat_u32s(x);
+    // The units 2^-126 and 2^95: a sum of 32 bits in such a unit is a normal number or zero.
+    let least = SUM.shift as u32 + recipe.fraction_bits - 126;
+    let most = least + 126 + 95;
+    let kept = !((1 << (Format::F32.fraction_bits - recipe.output_fraction)) - 1);
+    let mut bits = [0; ROWS];
+    let mut outside = splat(0);
+    for (block, bits) in S::as_mut_simd_u32s(&mut bits).0.iter_mut().enumerate() {
+        let of = |rows: &[u32; ROWS]| S::as_simd_u32s(rows).0[block];
+        let (largest, sign) = (of(&largest), of(&c.sign[column]));
+        // C has 23 fraction bits, a sum at most 25.
+        let down =
+            simd.add_u32s(simd.sub_u32s(largest, of(&c.exponent[column])), splat(25 - recipe.fraction_bits));
+        let given = simd.wrapping_dyn_shl_u32s(of(&c.magnitude[column]), splat(2));
+        let given = simd.wrapping_dyn_shr_u32s(given, simd.min_u32s(down, splat(31)));
+        let given = simd.sub_u32s(simd.xor_u32s(given, sign), sign);
+        let total = simd.add_u32s(of(&sum), given);
+        let negative = simd.sub_u32s(splat(0), simd.wrapping_dyn_shr_u32s(total, splat(31)));
+        let size = simd.sub_u32s(simd.xor_u32s(total, negative), negative);
+        // The conversion rounds to nearest: where it rounds up, the number before is the truncated one.
+        let number = converted(simd, size);
+        let up = simd.greater_than_u32s(truncated(simd, number), size);
+        let number =
+            simd.sub_u32s(simd.transmute_u32s_f32s(number), simd.select_u32s(up, splat(1), splat(0)));
+        let number = simd.transmute_f32s_u32s(simd.and_u32s(number, splat(kept)));
+        let unit = simd.min_u32s(simd.max_u32s(largest, splat(least)), splat(most));
+        let field = simd.sub_u32s(unit, splat(least - 1));
+        let unit_value = simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(field, splat(23)));
+        let value = simd.transmute_u32s_f32s(simd.mul_f32s(number, unit_value));
+        *bits = simd.or_u32s(value, simd.and_u32s(negative, splat(1 << 31)));
+        outside = simd.or_u32s(outside, simd.min_u32s(simd.xor_u32s(unit, largest), size));
+    }
+    let outside: &[u32] = bytemuck::cast_slice(std::slice::from_ref(&outside));
+    (outside.iter().fold(0, |any, x| any | x) == 0).then_some(bits)
+}
+
 /// The exact sum of the aligned terms of one column, in units of 2^(largest exponent − kept bits).
 #[inline(always)]
 fn column_sum<S: Simd, const LONG: usize, const K: usize, const CHUNK: usize>(
@@ -408,14 +493,7 @@ fn column_sum<S: Simd, const LONG: usize, const K: usize, const CHUNK: usize>(
     column: usize,
     start: usize,
 ) -> ([f64; ROWS], [u32; ROWS]) {
-    let mut largest = c.exponent[column];
-    for (block, largest) in S::as_mut_simd_u32s(&mut largest).0.iter_mut().enumerate() {
-        for k in start..start + CHUNK {
-            let exponent = S::as_simd_u32s(&a.exponent[k]).0[block];
-            let exponent = simd.add_u32s(exponent, simd.splat_u32s(b.exponent[k][column]));
-            *largest = simd.max_u32s(*largest, exponent);
-        }
-    }
+    let largest = largest_of::<S, LONG, K, CHUNK>(simd, a, b, c, column, start);
     // C has 23 fraction bits. It is shifted left by 2, and recipes with fewer than 25 bits shift right by
     // `extra`.
     let extra = 25 - recipe.fraction_bits;
@@ -426,12 +504,7 @@ fn column_sum<S: Simd, const LONG: usize, const K: usize, const CHUNK: usize>(
         total[row] = f64::from((magnitude ^ c.sign[column][row]).wrapping_sub(c.sign[column][row]) as i32);
     }
     for run in (start..start + CHUNK).step_by(RUN) {
-        let steps = run..run + CHUNK.min(RUN);
-        let sum = if LONG == 0 {
-            short_products(simd, recipe, a, b, &largest, column, steps)
-        } else {
-            products(simd, a, b, &largest, column, steps)
-        };
+        let sum = sum_of(simd, recipe, (a, b), &largest, column, run..run + CHUNK.min(RUN));
         for row in 0..ROWS {
             total[row] += f64::from(sum[row] as i32);
         }
@@ -440,6 +513,23 @@ fn column_sum<S: Simd, const LONG: usize, const K: usize, const CHUNK: usize>(
 }
 
 /// The sum of at most [`RUN`] products, each shifted to the largest exponent and truncated toward zero.
+#[inline(always)]
+fn sum_of<S: Simd, const LONG: usize, const K: usize>(
+    simd: S,
+    recipe: &Recipe,
+    (a, b): (&Side<LONG, K, ROWS>, &Side<LONG, K, COLUMNS>),
+    largest: &[u32; ROWS],
+    column: usize,
+    steps: Range<usize>,
+) -> [u32; ROWS] {
+    if LONG == 0 {
+        short_products(simd, recipe, a, b, largest, column, steps)
+    } else {
+        products(simd, a, b, largest, column, steps)
+    }
+}
+
+/// [`sum_of`] for every format.
 #[inline(always)]
 fn products<S: Simd, const LONG: usize, const K: usize>(
     simd: S,
@@ -466,7 +556,7 @@ fn products<S: Simd, const LONG: usize, const K: usize>(
     sum
 }
 
-/// [`products`] of numbers whose exponents have at most 5 bits.
+/// [`sum_of`] for numbers whose exponents have at most 5 bits.
 #[inline(always)]
 fn short_products<S: Simd, const LONG: usize, const K: usize>(
     simd: S,
@@ -501,14 +591,30 @@ fn short_products<S: Simd, const LONG: usize, const K: usize>(
 #[inline(always)]
 fn truncated<S: Simd>(simd: S, numbers: S::f32s) -> S::u32s {
     #[cfg(target_arch = "x86_64")]
-    if let Some(avx) = (&simd as &dyn std::any::Any).downcast_ref::<pulp::x86::V3>() {
-        return bytemuck::cast(avx.convert_f32x8_to_i32x8(bytemuck::cast(numbers)));
+    {
+        let simd: &dyn std::any::Any = &simd;
+        if let Some(avx) = simd.downcast_ref::<pulp::x86::V4>() {
+            return bytemuck::cast(avx.convert_f32x16_to_i32x16(bytemuck::cast(numbers)));
+        }
+        if let Some(avx) = simd.downcast_ref::<pulp::x86::V3>() {
+            return bytemuck::cast(avx.convert_f32x8_to_i32x8(bytemuck::cast(numbers)));
+        }
     }
     let mut integers = simd.splat_u32s(0);
     let lanes: &mut [i32] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut integers));
     let numbers: &[f32] = bytemuck::cast_slice(std::slice::from_ref(&numbers));
     lanes.iter_mut().zip(numbers).for_each(|(lane, number)| *lane = *number as i32);
     integers
+}
+
+/// Numbers below 2^31 as floats, to nearest even.
+#[inline(always)]
+fn converted<S: Simd>(simd: S, numbers: S::u32s) -> S::f32s {
+    let mut floats = simd.splat_f32s(0.0);
+    let lanes: &mut [f32] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut floats));
+    let numbers: &[i32] = bytemuck::cast_slice(std::slice::from_ref(&numbers));
+    lanes.iter_mut().zip(numbers).for_each(|(lane, number)| *lane = *number as f32);
+    floats
 }
 
 /// Exponent of the unit in which a sum with this largest exponent (encoded) is counted.
@@ -526,10 +632,26 @@ fn power_of_two(exponent: i32) -> f64 {
 /// Rounds `total · 2^(largest − kept)` toward zero to f32, or to the shorter fraction of Ada's fp8 sums.
 #[inline(always)]
 fn to_f32(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
-    // Subnormals are truncated as integers, normal numbers by clearing low bits.
-    let unit = Format::F32.min_exponent() - recipe.output_fraction as i32;
     let mask = !((1u64 << (52 - recipe.output_fraction)) - 1);
     let mut bits = [0; ROWS];
+    // Totals have at most 32 bits: with such a unit, each is a normal number, or zero.
+    let (least, most) = (Format::F32.min_exponent(), 95);
+    let mut normal = true;
+    for row in 0..ROWS {
+        let unit = unit_exponent(largest[row], recipe);
+        normal &= (unit >= least) & (unit <= most) | (total[row] == 0.0);
+    }
+    if normal {
+        for row in 0..ROWS {
+            let unit = unit_exponent(largest[row], recipe).clamp(least, most);
+            let field = unit.wrapping_add(Format::F32.bias());
+            let kept = f64::from_bits(total[row].to_bits() & mask) as f32;
+            bits[row] = (kept * f32::from_bits((field as u32) << 23)).to_bits();
+        }
+        return bits;
+    }
+    // Subnormals are truncated as integers, normal numbers by clearing low bits.
+    let unit = least - recipe.output_fraction as i32;
     for row in 0..ROWS {
         let units =
             (total[row] * power_of_two(unit_exponent(largest[row], recipe).wrapping_sub(unit))).trunc();
