@@ -141,7 +141,7 @@ impl Pattern {
     pub(crate) fn passes(&mut self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
         let first = addresses[0];
         let mut differs =
-            u64::from((self.lanes ^ lanes) | (self.bytes ^ bytes)) | first % u64::from(bytes.max(4));
+            u64::from((self.lanes ^ lanes) | (self.bytes ^ bytes)) | (first % u64::from(bytes.max(4)));
         for (address, known) in addresses.iter().zip(&self.from_first) {
             differs |= address.wrapping_sub(first) ^ known;
         }
