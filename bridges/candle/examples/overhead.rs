@@ -41,10 +41,11 @@ fn tell(name: &str, samples: &[f64]) {
     );
 }
 
-/// The largest difference between results of the GPU and of the CPU, of the output and of the gradients.
+/// The largest difference between results of the GPU and of the CPU, of the output and of the gradients, in
+/// f16.
 fn difference(device: &Device) -> Result<f32> {
     let host = [8, 2, 2].map(|heads| Tensor::randn(0f32, 1f32, (2, 100, heads, 64), &Device::Cpu));
-    let host: Vec<Tensor> = host.into_iter().collect::<Result<_>>()?;
+    let host: Vec<Tensor> = host.into_iter().map(|x| x?.to_dtype(DType::F16)).collect::<Result<_>>()?;
     let results = [&Device::Cpu, device].map(|on| -> Result<Vec<Tensor>> {
         let inputs: Vec<Var> =
             host.iter().map(|x| Var::from_tensor(&x.to_device(on)?)).collect::<Result<_>>()?;
@@ -56,7 +57,9 @@ fn difference(device: &Device) -> Result<f32> {
     let [cpu, gpu] = results;
     let mut largest = 0f32;
     for (cpu, gpu) in cpu?.iter().zip(&gpu?) {
-        let difference = (cpu - gpu.to_device(&Device::Cpu)?)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        let [cpu, gpu] = [cpu.clone(), gpu.to_device(&Device::Cpu)?].map(|x| x.to_dtype(DType::F32));
+        let (cpu, gpu) = (cpu?, gpu?);
+        let difference = (&cpu - gpu)?.abs()?.max_all()?.to_scalar::<f32>()?;
         largest = largest.max(difference / cpu.abs()?.max_all()?.to_scalar::<f32>()?);
     }
     Ok(largest)
