@@ -28,6 +28,8 @@ mod named;
 mod quantize;
 mod regret;
 mod render;
+mod sanitizer;
+mod speed;
 mod suites;
 
 use std::path::{Path, PathBuf};
@@ -294,6 +296,15 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
                 let (text, regrets) = regret::table(&file)?.ok_or_else(none)?;
                 let shown = picture("excess of the chosen plan's time over the shortest one", regrets);
                 return Ok(format!("{shown}\n\n{text}"));
+            }
+            if suite == sanitizer::SUITE {
+                return sanitizer::table(&file)?.ok_or_else(none);
+            }
+            if suite == sanitizer::TIMES {
+                return sanitizer::times(&file)?.ok_or_else(none);
+            }
+            if suite == speed::SUITE {
+                return speed::table(&file)?.ok_or_else(none);
             }
             if suite == suites::SUITE {
                 return suites::table(&file)?.ok_or_else(none);
