@@ -7,10 +7,11 @@ use std::process::Command;
 use crate::{XtaskError, run, target, wheel};
 
 /// Documents with tables, relative to the root.
-const DOCUMENTS: [&str; 5] = [
+const DOCUMENTS: [&str; 6] = [
     "README.md",
     "docs/src/benchmarks.md",
     "docs/src/guide/caches.md",
+    "docs/src/guide/sanitizer.md",
     "docs/src/how/pipeline.md",
     "evidence/tables.md",
 ];

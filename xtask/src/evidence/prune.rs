@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::XtaskError;
 
 /// The fields that say what a row measures, as JSON pointers. A row without a field has null.
-const IDENTITY: [&str; 19] = [
+const IDENTITY: [&str; 21] = [
     "/suite",
     "/mode",
     "/pass",
@@ -25,6 +25,8 @@ const IDENTITY: [&str; 19] = [
     "/instruction",
     "/probe",
     "/kernel",
+    "/entry",
+    "/tool",
     "/part",
     "/measure",
     "/threads",

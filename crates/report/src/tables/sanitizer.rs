@@ -1,4 +1,5 @@
-//! The tables that compare `flashcore check` with compute-sanitizer, from rows of `xtask/sanitizer/compare.py`.
+//! The tables that compare `flashcore check` with compute-sanitizer, from rows of
+//! `xtask/sanitizer/compare.py`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
