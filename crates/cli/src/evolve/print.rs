@@ -90,8 +90,11 @@ fn print_case(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
     if !case.skipped.is_empty() {
         writeln!(out, "no time was left for: {}", case.skipped.join("; "))?;
     }
-    let rejected: Vec<String> =
-        case.rejected.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+    let rejected: Vec<String> = case
+        .rejected
+        .iter()
+        .map(|(reason, count)| format!("{count} {}", reason.name().replace('_', " ")))
+        .collect();
     if !rejected.is_empty() {
         writeln!(out, "rejected: {}", rejected.join(", "))?;
     }
