@@ -12,12 +12,12 @@ pub struct Call {
     launch: Launch,
     args: Vec<Arg>,
     maps: TensorMaps,
-    params: Params,
+    params: ParamBlock,
 }
 
 /// The parameters of a launch, and which of them each launch replaces.
 #[derive(Debug, Default)]
-pub(crate) struct Params {
+pub(crate) struct ParamBlock {
     /// The low bytes of each value: all hosts that the driver supports are little-endian. 0 for a value that
     /// each launch replaces.
     pub bits: Vec<u64>,
@@ -41,9 +41,9 @@ pub(crate) struct AddressParam {
     pub offset: u64,
 }
 
-impl Params {
-    fn of(launch: &Launch, args: &[Arg]) -> Params {
-        let mut params = Params { attributes: attributes(launch), ..Params::default() };
+impl ParamBlock {
+    fn of(launch: &Launch, args: &[Arg]) -> ParamBlock {
+        let mut params = ParamBlock { attributes: attributes(launch), ..ParamBlock::default() };
         for (param, arg) in args.iter().enumerate() {
             let (bits, size) = match *arg {
                 Arg::Buffer { index: buffer, offset } => {
@@ -89,7 +89,7 @@ impl Call {
 
     /// A launch contract with tensor maps of some of the buffers, which have these names.
     pub fn with_maps(launch: Launch, args: Vec<Arg>, maps: Vec<TensorMapSpec>, names: Vec<String>) -> Call {
-        let params = Params::of(&launch, &args);
+        let params = ParamBlock::of(&launch, &args);
         Call { launch, args, maps: TensorMaps::new(maps, names), params }
     }
 
@@ -116,7 +116,7 @@ impl Call {
         &self.args
     }
 
-    pub(crate) fn params(&self) -> &Params {
+    pub(crate) fn params(&self) -> &ParamBlock {
         &self.params
     }
 

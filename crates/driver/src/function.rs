@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ptx::{Kernel, Launch, Op, Statement};
 
-use crate::call::{AddressParam, Params};
+use crate::call::{AddressParam, ParamBlock};
 use crate::context::Relaxed;
 use crate::memory::Kept;
 use crate::module::Module;
@@ -310,7 +310,7 @@ impl Function {
         })
     }
 
-    fn check(&self, launch: &Launch, params: &Params) -> Result<(), DriverError> {
+    fn check(&self, launch: &Launch, params: &ParamBlock) -> Result<(), DriverError> {
         if params.has_struct {
             return Err(
                 self.refuse("an argument is a struct by value, which a call does not pass".to_owned())
