@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 
@@ -279,7 +280,10 @@ def test_gradients_of_the_output_with_any_strides(device):
         torch._neg_view(draw(2, 6, 2, 8, dtype=dtype, device=device)),
     ):
         found, dense = gradients(ours, tensors, d_out), gradients(ours, tensors, d_out.clone().contiguous())
-        assert all(torch.equal(x, y) for x, y in zip(found, dense))
+        # On a GPU, an address that is no multiple of 16 bytes leads to another family, which rounds
+        # differently.
+        near = torch.equal if device == "cpu" else partial(torch.allclose, rtol=1e-2, atol=5e-3)
+        assert all(near(x, y) for x, y in zip(found, dense))
 
 
 def test_nan_stays_in_its_rows():
