@@ -66,7 +66,8 @@ fn print_case(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
     let timed = equal.evolution_us.or(equal.random_us).map_or(String::new(), |_| {
         let [ours, random] = [equal.evolution_us, equal.random_us].map(|us| shown(us, 2));
         let by = if is_predicted { "predicted" } else { "by short timings" };
-        format!("; of {} candidates each, {by}: {ours} µs against {random} µs", equal.candidates)
+        let each = equal.candidates;
+        format!("; of {each} candidates each (ours with those given), {by}: {ours} µs against {random} µs")
     });
     writeln!(out, "random sampling: {}{gain}{timed}", case.random_arm.says)?;
     let control = case
