@@ -2,10 +2,11 @@
 
     python3 xtask/sanitizer/compare.py --flashcore target/release/flashcore --out FOLDER [--jobs 16] [--limit 30]
 
-It needs a GPU, nvcc and compute-sanitizer, and Python 3.11 or newer; no other package and no network. Each file
-has the entries `wrong` and `right`, the launch in comments (`//!`) and the hazards of `wrong` by source line
-(`// hazard: KIND`). Each entry is launched once without a tool and once under each tool of compute-sanitizer;
-`flashcore check` gets the PTX that nvcc makes of the same file. Larger kernels are then timed one at a time.
+It needs a GPU, nvcc, compute-sanitizer, and Python 3.11 or newer. It needs no other package and no network.
+Each file has the entries `wrong` and `right`, the launch in comments (`//!`), and the hazards of `wrong` by
+source line (`// hazard: KIND`). Each entry is launched once without a tool and once under each tool of
+compute-sanitizer; `flashcore check` gets the PTX that nvcc makes of the same file. Larger kernels are then
+timed one at a time.
 
 FOLDER gets `rows.jsonl`, with a row for each entry and tool, and the output of each run in `logs`.
 `--again` makes the rows once more from `logs`, without a GPU: it says nothing about kernels that were not run.

@@ -16,7 +16,8 @@
 //! The eight elements of a counter belong to one lane in the accumulators of `mma.sync` and `wgmma`, whether
 //! queries are the rows or the columns.
 //!
-//! An element is kept if `u ≥ round(65536 · p)`: p has a resolution of 2⁻¹⁶. With p = 1, none is kept.
+//! An element is kept if `u ≥ round(65536 · p)`: the resolution of p is 2⁻¹⁶. No element is kept with
+//! p = 1.
 
 use std::ops::Range;
 

@@ -54,7 +54,7 @@ pub struct Prepared {
     accepted: Vec<u64>,
     /// The indices of the tensors among `callers`, whose addresses decide between `main` and `unaligned`.
     tensors: Vec<usize>,
-    /// What `main` needs of each of `callers`.
+    /// The size and alignment that `main` needs of the slices of each of `callers`.
     limits: Vec<Limit>,
     source: PlanSource,
     main: Ready,

@@ -52,7 +52,7 @@ struct Found {
     lines: Vec<u32>,
 }
 
-/// What a tool said of a kernel.
+/// The findings of a tool on a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     /// A finding that names an announced line.
@@ -152,7 +152,7 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
     };
     lines.push(String::new());
     lines.push(format!(
-        "Median time of a process: alone {}, {}. {}",
+        "Median time of a process: alone {},\n{}.\n{}",
         seconds("none"),
         TOOLS.map(|tool| format!("{tool} {}", seconds(tool))).join(", "),
         first.source()

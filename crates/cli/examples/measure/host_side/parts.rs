@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{CACHED, CHILD, COMPILED, Outcome};
 
-/// What precedes a measurement in the output of a program.
+/// The word that precedes a measurement in the output of a program.
 pub const MEASURE: &str = "MEASURE ";
 /// Number of processes that start with an empty cache (`COLD`) and with a full one (`WARM`).
 const COLD: usize = 3;
