@@ -28,7 +28,7 @@ pub(super) struct Warpgroup<'a> {
 /// The operands of a warpgroup's products.
 pub(super) struct Operands {
     /// The warpgroup's rows of K and V.
-    own_keys: SharedMatrix,
+    pub own_keys: SharedMatrix,
     pub own_values: SharedMatrix,
     /// The rows of all keys, of the columns of the warpgroup's part of dQ.
     pub keys: SharedMatrix,

@@ -42,6 +42,10 @@ impl FamilyPlan for FusedPlan {
                 true => gradient_stages.searched([2]),
                 false => gradient_stages.searched([2, 3]).wider([4]),
             },
+            match sizes.columns > 64 || problem.pass.deterministic() {
+                true => Gene::new("key_stages").searched([1]),
+                false => Gene::new("key_stages").searched([1, 2]),
+            },
             match sizes.columns > 64 {
                 true => products.searched(["scores_ahead"]),
                 false => products.searched(["in_turn", "scores_ahead"]),

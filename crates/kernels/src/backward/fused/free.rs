@@ -3,7 +3,7 @@
 use attend::{Masker, Order};
 use problem::Tensor;
 use ptx::{Builder, CmpOp, R32};
-use tile::{Accumulate, PipelineState, Products, TileCursor};
+use tile::{Accumulate, PipelineState, Products, SharedMatrix, TileCursor};
 
 use super::consume::{Warpgroup, WarpgroupTiles};
 use super::convert::{add_part, place_of_part};
@@ -17,6 +17,8 @@ struct Positions {
     queries: PipelineState,
     gradients: PipelineState,
     slot: PipelineState,
+    /// K and V.
+    stationary: [PipelineState; 2],
     /// Whether a stage of Q before the current one is still to be released.
     kept: R32,
 }
@@ -31,14 +33,14 @@ impl Warpgroup<'_> {
             queries: queries.pipeline.consumer_state(k),
             gradients: gradients.pipeline.consumer_state(k),
             slot: main.handover().state(k),
+            stationary: self.stationary(k),
             kept: k.mov(0),
         };
-        let stationary = self.stationary(k);
         let mut products = main.products();
         self.for_each_tile(k, cursor, |k, tile| {
             let mask = self.mask(k, tile);
             tile.if_visited(k, |k, visit| {
-                self.await_stationary(k, &stationary);
+                self.await_stationary(k, &at.stationary);
                 if self.scores_are_ahead() {
                     products.fence(k);
                     self.issue_awaited_scores(k, &mut products, &at);
@@ -49,7 +51,7 @@ impl Warpgroup<'_> {
                 });
                 k.wgmma_wait(0);
                 for tensor in [Tensor::V, Tensor::K] {
-                    self.release(k, &stationary, tensor);
+                    self.release(k, &at.stationary, tensor);
                 }
                 self.release_kept(k, &at);
                 k.mov_to(at.kept, 0);
@@ -82,7 +84,9 @@ impl Warpgroup<'_> {
         }
         gradients.pipeline.consumer_wait(k, &at.gradients);
         let d_out = operands.gradients[0].stage(k, at.gradients.stage);
-        products.wgmma_ss(k, operands.own_values, d_out, dp, Accumulate::Set); // 13: dPᵀ = V dOᵀ
+        let [keys_at, values_at] = &at.stationary;
+        let values = staged(k, operands.own_values, values_at);
+        products.wgmma_ss(k, values, d_out, dp, Accumulate::Set); //              13: dPᵀ = V dOᵀ
         let of_dp = products.commit(k);
         if !self.scores_are_ahead() {
             k.wgmma_wait(1); // the scores
@@ -107,7 +111,8 @@ impl Warpgroup<'_> {
         gradients.pipeline.consumer_release(k, &at.gradients, consumer.elected);
         at.gradients.advance(k);
         let all_ds = self.all_ds(k, &at.slot);
-        products.wgmma_ss(k, all_ds, operands.keys, dq, Accumulate::Set); //      15: dQ = dS K
+        let keys = staged(k, operands.keys, keys_at);
+        products.wgmma_ss(k, all_ds, keys, dq, Accumulate::Set); //               15: dQ = dS K
         let of_dq = products.commit(k);
         let q = operands.queries[1].stage(k, at.queries.stage);
         products.wgmma_rs(k, ds, q, dk, Accumulate::Add); //                      16: dK += dSᵀ Q
@@ -137,7 +142,9 @@ impl Warpgroup<'_> {
         queries.pipeline.consumer_wait(k, &at.scores);
         let q = self.operands.queries[0].stage(k, at.scores.stage);
         at.scores.advance(k);
-        self.issue_scores(k, products, q);
+        let [keys_at, _] = &at.stationary;
+        let keys = staged(k, self.operands.own_keys, keys_at);
+        self.main.issue_scores(k, products, [keys, q], &self.tiles.s);
         products.commit(k);
     }
 
@@ -163,4 +170,9 @@ impl Warpgroup<'_> {
         let releases = k.setp_u_and(CmpOp::Ne, at.kept, 0, self.consumer.elected);
         queries.pipeline.consumer_release(k, &before, releases);
     }
+}
+
+/// The matrix at a position of its ring.
+fn staged(k: &mut Builder, first: SharedMatrix, at: &PipelineState) -> SharedMatrix {
+    if at.stages() == 1 { first } else { first.stage(k, at.stage) }
 }

@@ -24,10 +24,18 @@ pub struct FusedPlan {
     pub query_stages: u32,
     /// Tiles of dO in shared memory, at least 2; 2 for warpgroups that take turns.
     pub gradient_stages: u32,
+    /// Tiles of K and of V in shared memory: 1, or 2 up to head dim 64, so that those of the next tile of
+    /// keys are loaded while the CTA computes.
+    #[serde(default = "one_stage")]
+    pub key_stages: u32,
     /// When the scores of the next query tile are computed: above 64 columns, always ahead.
     pub products: Order,
     /// The order in which CTAs compute tiles of keys.
     pub tile_order: CtaOrder,
+}
+
+const fn one_stage() -> u32 {
+    1
 }
 
 /// The name of the family.
@@ -154,6 +162,14 @@ impl TileSizes {
     pub const fn row_tiles(self, problem: &Problem) -> [u64; 2] {
         row_blocks(problem, self.rows, 1)
     }
+
+    /// The tiles of query rows that a CTA visits for a tile of keys without a mask; for packed queries, in
+    /// the mean.
+    fn visits(self, problem: &Problem) -> u64 {
+        let [tiles, _] = self.row_tiles(problem);
+        let entries = if problem.lengths.q.packed.is_some() { problem.batch.max(1) as u64 } else { 1 };
+        tiles / entries * (problem.heads_q / problem.heads_kv.max(1)) as u64
+    }
 }
 
 impl FusedPlan {
@@ -163,10 +179,14 @@ impl FusedPlan {
         let apart = sizes.gradients_apart();
         // In a fixed order of additions, parts of dQ need shared memory at any head dim.
         let ordered = problem.pass.deterministic();
-        let three = problem.band.is_full() && sizes.columns == 64 && !ordered;
+        // The tiles of K and V that come next hide their latency behind few visits, and take the place of a
+        // third tile of dO.
+        let preloaded = sizes.columns == 64 && !ordered && sizes.visits(problem) <= 8;
+        let three = problem.band.is_full() && sizes.columns == 64 && !ordered && !preloaded;
         FusedPlan {
             query_stages: if apart { 2 } else { 3 },
             gradient_stages: if three { 3 } else { 2 },
+            key_stages: if preloaded { 2 } else { 1 },
             products: Order::ScoresAhead,
             // Sequences of different lengths leave SMs idle if one head's tiles follow each other. Rows of
             // 128 columns and fewer of all heads stay in L2.
@@ -184,18 +204,22 @@ impl FusedPlan {
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         accept("sm", arch.sm.into(), arch.has_warpgroup_products(), "90, whose target is sm_90a")?;
         check_problem(problem)?;
+        let sizes = TileSizes::new(problem);
         let stages = self.query_stages;
-        if TileSizes::new(problem).takes_turns() {
+        if sizes.takes_turns() {
             accept("query_stages", stages.into(), (3..=4).contains(&stages), "3 or 4")?;
         } else {
             accept("query_stages", stages.into(), (2..=4).contains(&stages), "2 to 4")?;
         }
         let stages = self.gradient_stages;
-        if TileSizes::new(problem).takes_turns() {
+        if sizes.takes_turns() {
             accept("gradient_stages", stages.into(), stages == 2, "2")?;
         } else {
             accept("gradient_stages", stages.into(), (2..=4).contains(&stages), "2 to 4")?;
         }
+        let most = if sizes.columns == 64 && !problem.pass.deterministic() { 2 } else { 1 };
+        let accepted = "1, or 2 up to head dim 64 if additions have no order";
+        accept("key_stages", self.key_stages.into(), (1..=most).contains(&self.key_stages), accepted)?;
         let (bytes, limit) = (self.shared_bytes(problem), arch.shared_per_cta);
         if bytes > limit {
             return Err(PlanError::SharedMemory { bytes: bytes.into(), limit, sm: arch.sm });
@@ -230,7 +254,7 @@ impl FusedPlan {
         match tensor {
             Tensor::Q => self.query_stages,
             Tensor::DOut => self.gradient_stages,
-            _ => 1,
+            _ => self.key_stages,
         }
     }
 
@@ -274,10 +298,7 @@ impl FusedPlan {
     /// many as CTAs run, for each of its visits.
     fn section(&self, problem: &Problem, batch: u64) -> u64 {
         let heads = batch * problem.heads_kv as u64;
-        let [tiles, _] = TileSizes::new(problem).row_tiles(problem);
-        let entries = if problem.lengths.q.packed.is_some() { problem.batch.max(1) as u64 } else { 1 };
-        let group = (problem.heads_q / problem.heads_kv.max(1)) as u64;
-        let visits = (tiles / entries * group).max(1);
+        let visits = TileSizes::new(problem).visits(problem).max(1);
         let wanted = u64::from(Arch::SM_90.multiprocessors).div_ceil(visits);
         let section = match self.tile_order {
             CtaOrder::HeadsFirst => heads,

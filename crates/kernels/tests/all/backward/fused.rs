@@ -77,6 +77,7 @@ fn torture_set_is_right_and_without_hazards() {
                 _ => 2,
             },
             gradient_stages: if dim > 64 { 2 } else { [2, 3][i / 2 % 2] },
+            key_stages: if dim <= 64 { [1, 2][i / 7 % 2] } else { 1 },
             products: ORDERS[i / 3 % 2],
             tile_order: [CtaOrder::RowsFirst, CtaOrder::HeadsFirst][i / 5 % 2],
         };
@@ -198,8 +199,11 @@ fn defaults_assemble_without_spills() {
             let mut p = Problem::new(2, 16, 4000, dim, DType::Bf16).with_band(band).with_pass(Pass::BACKWARD);
             (p.head_dim_v, p.score.softcap) = (dim_v, softcap);
             let p = p.with_layout(Layout::Bshd);
-            let plan = FusedPlan { products, ..default_plan(&p) };
-            kernels.push((dim, emit(&p, &plan.into(), &ARCH).unwrap().kernel(1)));
+            for (key_stages, gradient_stages) in if dim == 64 { &[(1, 3), (2, 2)][..] } else { &[(1, 2)] } {
+                let (key_stages, gradient_stages) = (*key_stages, *gradient_stages);
+                let plan = FusedPlan { products, key_stages, gradient_stages, ..default_plan(&p) };
+                kernels.push((dim, emit(&p, &plan.into(), &ARCH).unwrap().kernel(1)));
+            }
         }
     }
     let Some(facts) = tools::facts(&kernels.iter().map(|(_, kernel)| kernel).collect::<Vec<_>>()) else {
@@ -216,17 +220,18 @@ fn defaults_assemble_without_spills() {
 fn runs(dim: usize, products: Order) -> Vec<MutantRun> {
     let rows = if dim == 64 { 128 } else { 64 };
     // With as many stages of dO as of Q, an empty stage of Q implies one of dO; with fewer, the reverse.
-    let stages = if dim == 64 { [(2, 2), (3, 2)] } else { [(if dim == 128 { 3 } else { 2 }, 2); 2] };
+    let stages = if dim == 64 { [(2, 2, 1), (3, 2, 2)] } else { [(if dim == 128 { 3 } else { 2 }, 2, 1); 2] };
     // The last tiles of keys of the second problem are visited by no query.
     let bands = [(4 * rows - 10, 300, Band::FULL), (rows + 20, 700, Band::CAUSAL_TOP_LEFT)];
     bands
         .into_iter()
         .zip(stages)
-        .map(|((seq_q, seq_kv, band), (query_stages, gradient_stages))| {
+        .map(|((seq_q, seq_kv, band), (query_stages, gradient_stages, key_stages))| {
             let problem = Problem::new(1, 2, seq_q, dim, DType::F16).with_band(band);
             let problem = problem.with_heads_kv(1, Layout::Bhsd).with_seq_kv(seq_kv, Layout::Bhsd);
             let problem = problem.with_pass(Pass::BACKWARD);
-            let plan = FusedPlan { query_stages, gradient_stages, products, ..default_plan(&problem) };
+            let base = default_plan(&problem);
+            let plan = FusedPlan { query_stages, gradient_stages, key_stages, products, ..base };
             mutant_run(problem, plan.into(), Arch { multiprocessors: 1, ..ARCH })
         })
         .collect()

@@ -71,6 +71,7 @@ pub fn plain_fused() -> FusedPlan {
     FusedPlan {
         query_stages: 2,
         gradient_stages: 2,
+        key_stages: 1,
         products: Order::InTurn,
         tile_order: CtaOrder::RowsFirst,
     }
@@ -83,6 +84,7 @@ fn atomic() -> Problem {
 pub const FUSED: &[Line<FusedPlan>] = &[
     (full, alone, |p| p.query_stages = 3),
     (atomic, alone, |p| p.gradient_stages = 3),
+    (atomic, alone, |p| p.key_stages = 2),
     (atomic, alone, |p| p.products = Order::ScoresAhead),
     (full, alone, |p| p.tile_order = CtaOrder::HeadsFirst),
 ];
