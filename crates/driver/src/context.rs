@@ -142,21 +142,25 @@ impl Context {
         Ok(Entered { previous, _thread: PhantomData })
     }
 
-    /// Enqueues a launch, which needs the context. If the thread had it when the driver was asked last, the
-    /// launch is tried without asking again. The driver refuses it if the thread has another context by now,
-    /// because a function runs in its own context only.
-    pub(crate) fn launch_within(&self, mut launch: impl FnMut() -> CUresult) -> Result<(), DriverError> {
-        const CALL: &str = "cuLaunchKernelEx";
+    /// Makes a call of the driver on a function or a stream of the context, which needs the context. If the
+    /// thread had it when the driver was asked last, the call is tried without asking again: the driver
+    /// refuses it if it needs the thread to have the context and the thread has another one by now.
+    #[inline]
+    pub(crate) fn call_within(
+        &self,
+        call: &'static str,
+        mut run: impl FnMut() -> CUresult,
+    ) -> Result<(), DriverError> {
         if SEEN.get() == self.raw {
             self.usable()?;
-            match launch() {
+            match run() {
                 sys::CUDA_SUCCESS => return Ok(()),
-                result if self.current()? == self.raw => return self.check(CALL, result),
+                result if self.current()? == self.raw => return self.check(call, result),
                 _ => {}
             }
         }
         let _entered = self.enter()?;
-        self.check(CALL, launch())
+        self.check(call, run())
     }
 
     fn usable(&self) -> Result<(), DriverError> {

@@ -298,7 +298,7 @@ impl Function {
             std::iter::once(module).chain(slices.iter().filter_map(|slice| slice.owner())).collect()
         };
         let _steady = stream.steady_keeping(kept)?;
-        context.launch_within(|| {
+        context.call_within("cuLaunchKernelEx", || {
             // SAFETY: `pointers` has one entry per parameter, each to as many live bytes as the parameter has
             // (`check` compared the sizes with the parameters of the module that was printed and loaded). The
             // driver copies the bytes before it returns. The function's module is alive, and a graph keeps

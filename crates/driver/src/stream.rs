@@ -378,7 +378,8 @@ impl<'a> StreamRef<'a> {
     /// As [`Stream::is_capturing`], or when the capture in progress has failed.
     pub fn queue(self) -> Result<Queue, DriverError> {
         let context = self.context();
-        let _entered = context.enter()?;
+        // The handles up to this one name a stream of the thread's context, others a stream of their own.
+        let _entered = if self.raw() <= PER_THREAD { Some(context.enter()?) } else { None };
         let thread = (self.raw() == PER_THREAD).then(this_thread);
         // A driver may refuse to return the number of a captured stream, so the number is queried second.
         if let Some(capture) = self.capture()? {
@@ -387,17 +388,17 @@ impl<'a> StreamRef<'a> {
         let mut stream = self.raw();
         if thread.is_none() {
             // SAFETY: the stream is alive; the pointer is to a live number.
-            context.check("cuStreamGetId", unsafe { sys::cuStreamGetId(self.raw, &mut stream) })?;
+            context.call_within("cuStreamGetId", || unsafe { sys::cuStreamGetId(self.raw, &mut stream) })?;
         }
         Ok(Queue { stream, thread, capture: None })
     }
 
-    /// The capture in progress on the stream, if any. The context must be current.
+    /// The capture in progress on the stream, if any.
     fn capture(self) -> Result<Option<Capture>, DriverError> {
         let (mut status, mut number, mut graph) = (0, 0, std::ptr::null_mut());
         // SAFETY: the stream is alive; the first three pointers are to live values, and the others may be
         // null.
-        let result = unsafe {
+        let ask = || unsafe {
             sys::cuStreamGetCaptureInfo_v2(
                 self.raw,
                 &mut status,
@@ -407,8 +408,7 @@ impl<'a> StreamRef<'a> {
                 std::ptr::null_mut(),
             )
         };
-        let context = self.context();
-        context.check("cuStreamGetCaptureInfo", result)?;
+        self.context().call_within("cuStreamGetCaptureInfo", ask)?;
         match status {
             sys::CU_STREAM_CAPTURE_STATUS_NONE => Ok(None),
             sys::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(Some(Capture { number, graph })),
