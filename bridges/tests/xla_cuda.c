@@ -1,6 +1,7 @@
 /*
- * Calls the handler for CUDA devices as XLA does, with a driver that needs no GPU: a query of the version, the
- * stage before the first execution, an execution, and a call that is refused. The argument is the library.
+ * Calls the handler for CUDA devices as XLA does, with a driver that needs no GPU: a query of the version, a
+ * first execution while the stream is captured, executions, and calls that are refused. The argument is the
+ * library.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -51,9 +52,11 @@ int main(int count, char **arguments) {
   int (*retain)(void **, int) = found(driver, "cuDevicePrimaryCtxRetain");
   int (*set)(void *) = found(driver, "cuCtxSetCurrent");
   int (*create)(void **, unsigned) = found(driver, "cuStreamCreate");
+  int (*begin)(void *, int) = found(driver, "cuStreamBeginCapture_v2");
+  int (*end)(void *, void **) = found(driver, "cuStreamEndCapture");
   int (*allocate)(unsigned long long *, size_t) = found(driver, "cuMemAlloc_v2");
   void (*counts)(size_t *, size_t *, size_t *) = found(driver, "fake_counts");
-  void *context;
+  void *context, *graph;
   unsigned long long memory[4];
   CHECK(!init(0) && !retain(&context, 0) && !set(context) && !create(&stream_of_call, 1));
 
@@ -91,12 +94,13 @@ int main(int count, char **arguments) {
 
   frame.extension_start = NULL;
   size_t live, launches, linked, before;
-  frame.stage = XLA_FFI_ExecutionStage_INITIALIZE;
+  frame.stage = XLA_FFI_ExecutionStage_EXECUTE;
   counts(&live, &before, &linked);
+  CHECK(linked == 0 && !begin(stream_of_call, 1));
   if (handler(&frame) != NULL) fprintf(stderr, "%s\n", told), exit(1);
+  CHECK(!end(stream_of_call, &graph));
   counts(&live, &launches, &linked);
   CHECK(launches == before && linked > 0);
-  frame.stage = XLA_FFI_ExecutionStage_EXECUTE;
   CHECK(handler(&frame) == NULL);
   counts(&live, &launches, &linked);
   CHECK(launches == before + 1);

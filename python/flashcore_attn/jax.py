@@ -27,7 +27,7 @@ def _register() -> None:
     library = ctypes.CDLL(_flashcore.__file__)
     host, cuda = map(jax.ffi.pycapsule, (library.flashcore_xla_host, library.flashcore_xla_cuda))
     jax.ffi.register_ffi_target(_TARGET, host, platform="cpu")
-    jax.ffi.register_ffi_target(_TARGET, {"initialize": cuda, "execute": cuda}, platform="CUDA")
+    jax.ffi.register_ffi_target(_TARGET, cuda, platform="CUDA")
 
 
 class _Options(NamedTuple):

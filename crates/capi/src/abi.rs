@@ -178,6 +178,14 @@ impl CallArray {
         }
     }
 
+    /// The operand of the pass.
+    pub fn operand(self) -> Option<Operand> {
+        match self {
+            CallArray::Pass(operand) => Some(operand),
+            _ => None,
+        }
+    }
+
     /// Whether the array has the dimensions batch, head, row, dim.
     pub fn has_rows(self) -> bool {
         matches!(self, CallArray::Pass(Operand::Tensor(_)) | CallArray::Append(0 | 1))

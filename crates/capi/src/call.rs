@@ -3,13 +3,13 @@
 use std::ffi::{CStr, c_char};
 use std::mem::{offset_of, size_of};
 
-use flashcore::raw::{CallOptions, Tensor, View};
+use flashcore::gpu::Operand;
+use flashcore::raw::{CallOptions, Described, Interface, Tensor, View};
 use flashcore::{AttentionError, Band, Corner, Program};
 
 use crate::abi::{self, CCall, COperand, CallArray};
 use crate::arrays::{CallArrays, CallTarget, pass};
 use crate::errors::{ErrorBuffer, invalid};
-use crate::repeat::{Described, Interface};
 
 /// Copies the call. A caller with an older header has fewer fields, and the others are zero; a caller with a
 /// newer one has more, which must be zero.
@@ -110,9 +110,9 @@ impl PlainCall<'_> {
         Some(PlainCall { call, operands: unsafe { operands(call).ok()? } })
     }
 
-    /// Which array each operand is.
-    pub fn arrays(&self) -> impl Iterator<Item = Option<CallArray>> {
-        self.operands.iter().map(|entry| abi::array(entry.operand))
+    /// Which operand of the pass each array is.
+    pub fn passed(&self) -> impl Iterator<Item = Option<Operand>> {
+        self.operands.iter().map(|entry| abi::array(entry.operand)?.operand())
     }
 }
 

@@ -3,14 +3,13 @@
 //!
 //! Each function reads its arguments, makes operands and options of them and passes these to
 //! [`flashcore::raw`]. Nothing is kept between calls but the kernels and plans that `flashcore` keeps itself,
-//! parsed texts, and a few calls of each thread (`repeat`). No panic leaves the library.
+//! parsed texts, and a few calls of each thread ([`keep_call`]). No panic leaves the library.
 #![allow(unsafe_code, reason = "the addresses of a C interface")]
 
 mod abi;
 mod arrays;
 mod call;
 mod errors;
-mod repeat;
 mod spec;
 mod tvm;
 mod xla;
@@ -18,7 +17,7 @@ mod xla;
 use std::ffi::{CStr, c_char};
 
 use flashcore::AttentionError;
-use flashcore::raw::Ready;
+use flashcore::raw::{Ready, keep_call, launch_again};
 
 pub use abi::{CCall, COperand, numbers};
 use arrays::{AttentionCall, guarded};
@@ -49,7 +48,7 @@ pub unsafe extern "C" fn flashcore_attention(call: *const CCall) -> i32 {
         let plain = unsafe { PlainCall::of(call) };
         if let Some(plain) = &plain
             // SAFETY: as above.
-            && let Some(launched) = unsafe { repeat::launch(plain, call.stream) }
+            && let Some(launched) = unsafe { launch_again(plain, call.stream) }
         {
             return launched;
         }
@@ -57,7 +56,7 @@ pub unsafe extern "C" fn flashcore_attention(call: *const CCall) -> i32 {
             // SAFETY: as above.
             unsafe { ready.enqueue()? };
             if let Some(plain) = &plain {
-                repeat::keep(plain, plain.arrays(), ready);
+                keep_call(plain, plain.passed(), ready);
             }
             Ok(())
         };

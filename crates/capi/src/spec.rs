@@ -10,13 +10,12 @@ use std::rc::Rc;
 use std::str::FromStr;
 
 use flashcore::gpu::Operand;
-use flashcore::raw::{CallOptions, Ready, Tensor, View};
+use flashcore::raw::{CallOptions, Described, Interface, Ready, Tensor, View, keep_call, launch_again};
 use flashcore::{AttentionError, Band, Corner};
 
 use crate::abi::{self, APPENDED, CallArray};
 use crate::arrays::{AttentionCall, CallArrays, CallTarget, pass};
 use crate::errors::invalid;
-use crate::repeat::{self, Described, Interface};
 
 /// A call except for its tensors.
 #[derive(Debug, Default)]
@@ -45,7 +44,6 @@ pub struct HandedTensor<'a> {
 /// A text, and the tensors that an interface hands over with it.
 #[derive(Debug)]
 pub struct HandedCall<'a> {
-    pub interface: Interface,
     pub text: &'a [u8],
     /// The call that the text describes.
     pub spec: &'a CallSpec,
@@ -177,6 +175,11 @@ impl CallSpec {
         Ok(AttentionCall { place, arrays, options, interleaved, writes_slots })
     }
 
+    /// Which operand of the pass each tensor is.
+    pub fn operands(&self) -> impl Iterator<Item = Option<Operand>> {
+        self.arrays.iter().map(|array| array.and_then(CallArray::operand))
+    }
+
     /// The names of the tensors.
     pub fn name(&self, index: usize) -> &'static str {
         self.arrays.get(index).copied().flatten().map_or("a tensor", CallArray::name)
@@ -241,21 +244,31 @@ impl HandedCall<'_> {
             return self.with_ready(|ready| unsafe { ready.enqueue() });
         };
         // SAFETY: as above.
-        if let Some(launched) = unsafe { repeat::launch(self, handle) } {
+        if let Some(launched) = unsafe { launch_again(self, handle) } {
             return launched;
         }
         self.with_ready(|ready| {
             // SAFETY: as above.
             unsafe { ready.enqueue()? };
-            repeat::keep(self, self.spec.arrays.iter().copied(), ready);
+            keep_call(self, self.spec.operands(), ready);
             Ok(())
         })
     }
 }
 
+/// Hands over the words of a text for calls on the GPU of this number ([`Described::words`]).
+#[inline]
+pub fn words_of(text: &[u8], ordinal: u64, mut next: impl FnMut(&[u64]) -> bool) -> bool {
+    let (words, rest) = text.as_chunks();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    next(&[text.len() as u64, ordinal, u64::from_ne_bytes(last)])
+        && words.iter().all(|&bytes| next(&[u64::from_ne_bytes(bytes)]))
+}
+
 impl Described for HandedCall<'_> {
     fn interface(&self) -> Interface {
-        self.interface
+        Interface::TvmFfi
     }
 
     fn words(&self, mut next: impl FnMut(&[u64]) -> bool) -> bool {
@@ -263,11 +276,7 @@ impl Described for HandedCall<'_> {
             CallTarget::Stream { ordinal, .. } => ordinal as u64,
             CallTarget::Host(_) => u64::MAX,
         };
-        let (words, rest) = self.text.as_chunks();
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
-        next(&[self.text.len() as u64, ordinal, u64::from_ne_bytes(last)])
-            && words.iter().all(|&bytes| next(&[u64::from_ne_bytes(bytes)]))
+        words_of(self.text, ordinal, &mut next)
             && self.tensors.iter().all(|tensor| {
                 let (shape, strides) = (tensor.shape, tensor.strides.unwrap_or_default());
                 let has_strides = u64::from(tensor.strides.is_some());

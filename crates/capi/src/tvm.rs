@@ -14,7 +14,6 @@ use smallvec::SmallVec;
 use crate::abi;
 use crate::arrays::{CallTarget, guarded};
 use crate::errors::invalid;
-use crate::repeat::Interface;
 use crate::spec::{CallSpec, HandedCall, HandedTensor, MANY, parsed};
 
 /// `TVMFFIAny`: the value is a number or an address, by the index of the type.
@@ -140,7 +139,7 @@ unsafe fn run(
             unsafe { tensor(spec.name(index), value).map(|tensor| handed(tensor)) }
         });
         let tensors: SmallVec<[HandedTensor<'_>; MANY]> = handed.collect::<Result<_, _>>()?;
-        then(&HandedCall { interface: Interface::TvmFfi, text, spec: &spec, place, tensors: &tensors })
+        then(&HandedCall { text, spec: &spec, place, tensors: &tensors })
     });
     let Err((code, text)) = called else { return 0 };
     let kind = match code {

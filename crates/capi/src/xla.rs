@@ -7,13 +7,13 @@
 use std::ffi::{CString, c_char, c_void};
 
 use flashcore::AttentionError;
+use flashcore::raw::{Described, Interface, keep_call, launch_again};
 use smallvec::SmallVec;
 
 use crate::abi;
 use crate::arrays::{CallTarget, guarded};
 use crate::errors::invalid;
-use crate::repeat::Interface;
-use crate::spec::{HandedCall, HandedTensor, MANY, parsed};
+use crate::spec::{HandedCall, HandedTensor, MANY, parsed, words_of};
 
 /// `XLA_FFI_CallFrame`.
 #[repr(C)]
@@ -137,8 +137,7 @@ const VERSION: [i32; 2] = [0, 3];
 const METADATA: i32 = 1;
 /// `XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE`: a call may be captured in a graph.
 const CAPTURED: u32 = 1;
-/// Stages of an execution.
-const INITIALIZE: i32 = 2;
+/// The stage in which a call is executed.
 const EXECUTE: i32 = 3;
 /// `XLA_FFI_AttrType_STRING`.
 const STRING: i32 = 4;
@@ -160,6 +159,46 @@ const TYPES: [(i32, u32); 9] = [
     (1, abi::U8), // predicates
 ];
 
+/// A call as XLA describes it.
+struct FrameCall<'a> {
+    /// The number of the GPU.
+    ordinal: i32,
+    text: &'a [u8],
+    /// Arguments, and then results.
+    buffers: [&'a [*const Buffer]; 2],
+}
+
+impl<'a> FrameCall<'a> {
+    fn all(&self) -> impl Iterator<Item = &'a Buffer> {
+        // SAFETY: the buffers are those of a frame of XLA, which lives longer than this call.
+        self.buffers.into_iter().flatten().map(|&buffer| unsafe { &*buffer })
+    }
+}
+
+impl Described for FrameCall<'_> {
+    fn interface(&self) -> Interface {
+        Interface::Xla
+    }
+
+    #[inline]
+    fn words(&self, mut next: impl FnMut(&[u64]) -> bool) -> bool {
+        words_of(self.text, self.ordinal as u64, &mut next)
+            && self.all().all(|buffer| {
+                let shape = buffer.shape();
+                next(&[(buffer.dtype as u64) << 32 | shape.len() as u64])
+                    && shape.iter().all(|&extent| next(&[extent as u64]))
+            })
+    }
+
+    #[inline]
+    fn address(&self, index: usize) -> u64 {
+        let [arguments, results] = self.buffers;
+        let buffer = arguments.get(index).unwrap_or_else(|| &results[index - arguments.len()]);
+        // SAFETY: as in `all`.
+        unsafe { (**buffer).address() }
+    }
+}
+
 /// The handler in host memory.
 ///
 /// # Safety
@@ -167,26 +206,26 @@ const TYPES: [(i32, u32); 9] = [
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_xla_host(frame: *const XlaCallFrame) -> *mut c_void {
     // SAFETY: this function's own contract.
-    unsafe { handle(&*frame, |_, threads| Ok(CallTarget::Host(threads))) }
+    unsafe { handle(&*frame, |_| Ok(None)) }
 }
 
-/// The handler on CUDA devices. In the stage `INITIALIZE`, before the first execution, it prepares the call.
+/// The handler on CUDA devices. It has no stage before the execution, which XLA would run before each: the
+/// first execution of a call prepares it.
 ///
 /// # Safety
 /// `frame` is a call frame of XLA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_xla_cuda(frame: *const XlaCallFrame) -> *mut c_void {
-    let place = |frame: &XlaCallFrame, _| {
+    let stream = |frame: &XlaCallFrame| {
         // SAFETY: the frame's functions take its context.
         unsafe {
             let (api, context) = (&*frame.api, frame.context);
             let stream = ask(api.stream, context, std::ptr::null_mut())?;
-            let ordinal = ask(api.device, context, 0)?;
-            Ok(CallTarget::Stream { ordinal, handle: stream.expose_provenance() as u64 })
+            Ok(Some((ask(api.device, context, 0)?, stream.expose_provenance() as u64)))
         }
     };
     // SAFETY: this function's own contract.
-    unsafe { handle(&*frame, place) }
+    unsafe { handle(&*frame, stream) }
 }
 
 /// # Safety
@@ -205,33 +244,45 @@ unsafe fn ask<T>(
     }
 }
 
+/// `stream` is the number of the GPU and the driver's handle of the stream; `None` in host memory.
+///
 /// # Safety
 /// The frame is one of XLA.
 unsafe fn handle(
     frame: &XlaCallFrame,
-    place: impl FnOnce(&XlaCallFrame, usize) -> Result<CallTarget, AttentionError>,
+    stream: impl FnOnce(&XlaCallFrame) -> Result<Option<(i32, u64)>, AttentionError>,
 ) -> *mut c_void {
     // SAFETY: this function's own contract; an extension lives as long as its frame.
-    if unsafe { answer_query(frame.extension) } || !matches!(frame.stage, INITIALIZE | EXECUTE) {
+    if unsafe { answer_query(frame.extension) } || frame.stage != EXECUTE {
         return std::ptr::null_mut();
     }
     let called = guarded(|| {
         // SAFETY: this function's own contract.
-        let (text, arguments, results) =
-            unsafe { (text(&frame.attributes)?, frame.arguments.all(), frame.results.all()) };
-        let spec = parsed(text)?;
-        let handed = arguments.iter().chain(results).enumerate().map(|(index, &buffer)| {
-            // SAFETY: as above.
-            unsafe { (*buffer).handed(spec.name(index)) }
-        });
-        let tensors: SmallVec<[HandedTensor<'_>; MANY]> = handed.collect::<Result<_, _>>()?;
-        let place = place(frame, spec.threads)?;
-        let call = HandedCall { interface: Interface::Xla, text, spec: &spec, place, tensors: &tensors };
-        match frame.stage {
+        let (text, buffers) =
+            unsafe { (text(&frame.attributes)?, [frame.arguments.all(), frame.results.all()]) };
+        let stream = stream(frame)?;
+        let call = FrameCall { ordinal: stream.map_or(-1, |(ordinal, _)| ordinal), text, buffers };
+        if let Some((_, handle)) = stream
             // SAFETY: XLA's buffers have their shapes, and live until the stream's work has run.
-            EXECUTE => unsafe { call.run() },
-            _ => call.with_ready(|_| Ok(())),
+            && let Some(launched) = unsafe { launch_again(&call, handle) }
+        {
+            return launched;
         }
+        let spec = parsed(text)?;
+        let handed = call.all().enumerate().map(|(index, buffer)| buffer.handed(spec.name(index)));
+        let tensors: SmallVec<[HandedTensor<'_>; MANY]> = handed.collect::<Result<_, _>>()?;
+        let place = match stream {
+            Some((ordinal, handle)) => CallTarget::Stream { ordinal, handle },
+            None => CallTarget::Host(spec.threads),
+        };
+        HandedCall { text, spec: &spec, place, tensors: &tensors }.with_ready(|ready| {
+            // SAFETY: as above.
+            unsafe { ready.enqueue()? };
+            if stream.is_some() {
+                keep_call(&call, spec.operands(), ready);
+            }
+            Ok(())
+        })
     });
     let Err((code, message)) = called else { return std::ptr::null_mut() };
     let code = match code {
@@ -305,19 +356,23 @@ impl Buffers {
 }
 
 impl Buffer {
-    /// # Safety
-    /// The buffer is one of XLA.
-    unsafe fn handed(&self, name: &'static str) -> Result<HandedTensor<'_>, AttentionError> {
+    fn shape(&self) -> &[i64] {
+        match usize::try_from(self.rank) {
+            // SAFETY: a buffer of XLA has so many extents.
+            Ok(rank @ 1..) => unsafe { std::slice::from_raw_parts(self.shape, rank) },
+            _ => &[],
+        }
+    }
+
+    fn address(&self) -> u64 {
+        self.data.expose_provenance() as u64
+    }
+
+    fn handed(&self, name: &'static str) -> Result<HandedTensor<'_>, AttentionError> {
         let dtype = TYPES.iter().find(|(number, _)| *number == self.dtype);
         let expected = "f32, f16, bf16, f8e4m3fn, f8e5m2, s32, s64, u8 or pred";
         let (_, dtype) =
             dtype.ok_or_else(|| invalid(name, "type", format!("XLA's {}", self.dtype), expected))?;
-        let shape: &[i64] = match usize::try_from(self.rank) {
-            // SAFETY: this function's own contract.
-            Ok(rank @ 1..) => unsafe { std::slice::from_raw_parts(self.shape, rank) },
-            _ => &[],
-        };
-        let address = self.data.expose_provenance() as u64;
-        Ok(HandedTensor { dtype: *dtype, address, shape, strides: None })
+        Ok(HandedTensor { dtype: *dtype, address: self.address(), shape: self.shape(), strides: None })
     }
 }

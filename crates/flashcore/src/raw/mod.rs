@@ -27,6 +27,7 @@
 #![allow(unsafe_code, reason = "addresses that a caller hands over")]
 
 mod append;
+mod calls;
 mod device;
 mod host;
 mod recent;
@@ -50,6 +51,7 @@ use crate::AttentionError;
 use crate::gpu::{Gpu, Prepared, Written};
 use crate::known::{Key, Wish};
 pub use append::Append;
+pub use calls::{Described, Interface, keep_call, launch_again};
 pub(crate) use host::plan_for;
 pub use problem::OperandMap;
 pub use repeated::Repeated;

@@ -1,14 +1,14 @@
-//! The calls on GPUs that a thread made last. The layers of a model repeat a few calls in which only
-//! addresses and the stream differ. Such a call is recognised by the words in which its interface describes
-//! it, and is launched without another check.
+//! The calls on GPUs that a thread made last through an interface for other languages and frameworks. The
+//! layers of a model repeat a few calls in which only addresses and the stream differ. Such a call is
+//! recognised by the words in which its interface describes it, and is launched without another check.
 
 use std::cell::RefCell;
 
-use flashcore::AttentionError;
-use flashcore::gpu::Operand;
-use flashcore::raw::{Ready, Repeated};
+use problem::Operand;
 
-use crate::abi::CallArray;
+use super::Ready;
+use super::repeated::Repeated;
+use crate::AttentionError;
 
 /// Calls that a thread remembers.
 const MOST: usize = 16;
@@ -16,9 +16,14 @@ const MOST: usize = 16;
 /// The interfaces, whose descriptions differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interface {
+    /// `flashcore.h`.
     C,
+    /// TVM-FFI.
     TvmFfi,
+    /// XLA's foreign functions.
     Xla,
+    /// Operations of candle.
+    Candle,
 }
 
 /// A call as its interface describes it.
@@ -59,12 +64,12 @@ thread_local! {
     static KNOWN: RefCell<Vec<KnownCall>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Launches a call if the thread made it before.
+/// Launches a call on a stream, by the driver's handle, if the thread made it before ([`keep_call`]).
 ///
 /// # Safety
 /// As [`Ready::enqueue`], for the call.
 #[inline]
-pub unsafe fn launch(call: &impl Described, handle: u64) -> Option<Result<(), AttentionError>> {
+pub unsafe fn launch_again(call: &impl Described, handle: u64) -> Option<Result<(), AttentionError>> {
     KNOWN.with_borrow(|all| {
         let known = all.iter().rev().find(|known| known.is(call))?;
         // SAFETY: the operands have the shapes, strides and types of the first call, whose description was
@@ -73,16 +78,15 @@ pub unsafe fn launch(call: &impl Described, handle: u64) -> Option<Result<(), At
     })
 }
 
-/// Remembers a call that was prepared. `arrays` says what each address is.
-pub fn keep(call: &impl Described, arrays: impl Iterator<Item = Option<CallArray>>, ready: &Ready<'_>) {
-    let operand = |(index, array)| {
-        let operand = match array {
-            Some(CallArray::Pass(operand)) => Some(operand),
-            _ => None,
-        };
-        (operand, call.address(index))
-    };
-    let given: Vec<(Option<Operand>, u64)> = arrays.enumerate().map(operand).collect();
+/// Remembers a call that was prepared. `operands` says what each address is; `None` for one that is not an
+/// operand of the pass.
+pub fn keep_call(
+    call: &impl Described,
+    operands: impl IntoIterator<Item = Option<Operand>>,
+    ready: &Ready<'_>,
+) {
+    let operands = operands.into_iter().enumerate();
+    let given: Vec<_> = operands.map(|(index, operand)| (operand, call.address(index))).collect();
     let Some(repeated) = ready.repeated(&given) else { return };
     let mut words = Vec::new();
     call.words(|next| {
