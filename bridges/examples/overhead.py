@@ -2,7 +2,9 @@
 
     python overhead.py {jax,tvm} [--device {cpu,cuda}] [--library FILE]
 
-The attention is causal, of 8 heads and one row, so that a call computes next to nothing. `--library` is the
+The attention is causal, of 8 heads and one row, so that a call computes next to nothing. In JAX, empty calls
+are an operation of its own and a foreign function in C (`empty_call.c`), which launches an empty kernel on a
+GPU and needs a C compiler; `--empty` is that function's library if it is compiled. `--library` is the
 file with the functions for TVM-FFI: that of the kernels hub, or the wheel's. Each line of the output is a
 measurement, which `cargo xtask measure host ROWS.jsonl python overhead.py …` keeps for a GPU.
 """
@@ -10,9 +12,13 @@ measurement, which `cargo xtask measure host ROWS.jsonl python overhead.py …` 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import statistics
+import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 CALLS, REPEATS = 200, 51
 
@@ -38,7 +44,23 @@ def tell(name, samples):
     print("MEASURE", json.dumps(measure))
 
 
-def jax_calls(device):
+def foreign_function(device, library):
+    """An empty foreign function with the arguments and the result of a call of attention."""
+    import jax
+
+    with tempfile.TemporaryDirectory() as folder:
+        if library is None:
+            library = f"{folder}/empty.so"
+            source = Path(__file__).with_name("empty_call.c")
+            flags = ["-std=c11", "-O2", "-shared", "-fPIC", "-isystem", jax.ffi.include_dir(), "-o", library]
+            subprocess.run(["cc", *flags, source, "-ldl"], check=True)
+        functions = ctypes.CDLL(library)
+    function, platform = (functions.empty_cuda, "CUDA") if device == "cuda" else (functions.empty_host, "cpu")
+    jax.ffi.register_ffi_target("empty", jax.ffi.pycapsule(function), platform=platform)
+    return lambda x: jax.ffi.ffi_call("empty", jax.ShapeDtypeStruct(x.shape, x.dtype))(x, x, x, call="q k v out")
+
+
+def jax_calls(device, library):
     import jax
     import jax.numpy as jnp
 
@@ -46,16 +68,19 @@ def jax_calls(device):
 
     jax.config.update("jax_platforms", device)
     q = jnp.ones((1, 1, 8, 64), jnp.float16)
-    ours, empty = jax.jit(lambda x: flash_attn_func(x, x, x, causal=True)), jax.jit(lambda x: x * 2)
     results = []
 
     def call(function):
+        compiled = jax.jit(function)
+
         def run():
-            results[:] = [function(q)]
+            results[:] = [compiled(q)]
 
         return run
 
-    return call(ours), call(empty), lambda: jax.block_until_ready(results)
+    ours = call(lambda x: flash_attn_func(x, x, x, causal=True))
+    empty = {"an empty call": call(lambda x: x * 2), "an empty function": call(foreign_function(device, library))}
+    return ours, empty, lambda: jax.block_until_ready(results)
 
 
 def tvm_calls(device, library):
@@ -66,7 +91,7 @@ def tvm_calls(device, library):
     q, k, v, out = (torch.ones(1, 1, 8, 64, dtype=torch.float16, device=device) for _ in range(4))
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     text = "q k v out; causal"
-    return lambda: module.attention(text, q, k, v, out), lambda: torch.add(q, k, out=out), wait
+    return lambda: module.attention(text, q, k, v, out), {"an empty call": lambda: torch.add(q, k, out=out)}, wait
 
 
 def main():
@@ -74,21 +99,24 @@ def main():
     parser.add_argument("interface", choices=["jax", "tvm"])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--library")
+    parser.add_argument("--empty")
     given = parser.parse_args()
     if given.interface == "jax":
-        ours, empty, wait = jax_calls(given.device)
+        ours, empty, wait = jax_calls(given.device, given.empty)
     elif given.library is None:
         parser.error("--library is missing: build/*/libflashcore.so of `cargo xtask hub`")
     else:
         ours, empty, wait = tvm_calls(given.device, given.library)
-    ours(), empty()
-    samples = [[microseconds(call, wait) for call in (ours, empty)] for _ in range(REPEATS)]
-    of_ours, of_empty = zip(*samples, strict=True)
+    for call in (ours, *empty.values()):
+        call()
+    samples = [[microseconds(call, wait) for call in (ours, *empty.values())] for _ in range(REPEATS)]
+    of_ours, *of_empty = zip(*samples, strict=True)
     door = {"jax": "JAX", "tvm": "TVM-FFI"}[given.interface]
     where = "" if given.device == "cuda" else " on the CPU"
     tell(f"{door}: attention{where}", of_ours)
-    tell(f"{door}: an empty call{where}", of_empty)
-    tell(f"{door}: attention above an empty call{where}", [ours - empty for ours, empty in samples])
+    for name, times in zip(empty, of_empty, strict=True):
+        tell(f"{door}: {name}{where}", times)
+        tell(f"{door}: attention above {name}{where}", [a - b for a, b in zip(of_ours, times, strict=True)])
 
 
 if __name__ == "__main__":

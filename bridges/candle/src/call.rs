@@ -94,7 +94,9 @@ impl<'a> Arguments<'a> {
         let keeps_lse = [q, k, v].iter().any(|tensor| tensor.track_op());
         options.pass = Pass::forward(keeps_lse);
         let lse = keeps_lse.then(OnceLock::new);
-        q.apply_op3(k, v, Attention { name, options, side, lse })
+        let attention = Attention { name, options, side, lse };
+        // Without a gradient, candle's graph keeps no operation.
+        if keeps_lse { q.apply_op3(k, v, attention) } else { q.apply_op3_no_bwd(k, v, &attention) }
     }
 }
 

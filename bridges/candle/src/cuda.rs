@@ -7,9 +7,7 @@ use std::sync::Arc;
 use candle::backend::{BackendDevice, BackendStorage};
 use candle::cuda_backend::CudaStorageSlice as Slice;
 use candle::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
-use candle::{CudaDevice, CudaStorage, DType, DeviceLocation, Error, Result, Shape, Storage, bail};
-use flashcore::gpu::Gpu;
-use flashcore::raw::Queue;
+use candle::{CudaDevice, CudaStorage, DType, DeviceLocation, Result, Shape, Storage, bail};
 
 use crate::memory::Memory;
 
@@ -67,11 +65,10 @@ impl Memory for CudaStorage {
         })
     }
 
-    fn queue(&self, stream: &Arc<CudaStream>, call: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
-        let DeviceLocation::Cuda { gpu_id } = self.device.location() else {
-            bail!("flash-attn expects a CUDA device, got {:?}", self.device.location())
-        };
-        let gpu = Gpu::open(i32::try_from(gpu_id).map_err(Error::wrap)?).map_err(Error::wrap)?;
-        call(Queue::Stream { gpu: &gpu, handle: stream.cu_stream() as u64 })
+    fn gpu_stream(&self, stream: &Arc<CudaStream>) -> Option<(usize, u64)> {
+        match self.device.location() {
+            DeviceLocation::Cuda { gpu_id } => Some((gpu_id, stream.cu_stream() as u64)),
+            _ => None,
+        }
     }
 }

@@ -34,6 +34,7 @@ mod call;
 mod cuda;
 mod memory;
 mod op;
+mod repeat;
 mod side;
 pub mod v3;
 

@@ -5,8 +5,8 @@
 use candle::backend::{BackendDevice, BackendStorage};
 use candle::cpu_backend::CpuDevice;
 use candle::{CpuStorage, DType, Error, Result, Shape, Storage, bail};
-use flashcore::gpu::Operand;
-use flashcore::raw::{self, CallOptions, OperandMap, Queue, View};
+use flashcore::gpu::{Gpu, Operand};
+use flashcore::raw::{self, CallOptions, OperandMap, Queue, Ready, View};
 
 /// A kind of storage on which attention runs.
 pub(crate) trait Memory: BackendStorage {
@@ -27,8 +27,8 @@ pub(crate) trait Memory: BackendStorage {
     /// The address of the first element.
     fn address<'a>(&'a self, stream: &'a Self::Stream) -> Result<(u64, Self::Guard<'a>)>;
     fn address_mut<'a>(&'a mut self, stream: &'a Self::Stream) -> Result<(u64, Self::Guard<'a>)>;
-    /// Has a call run in the order of the stream.
-    fn queue(&self, stream: &Self::Stream, call: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()>;
+    /// The number of the GPU and the driver's handle of the stream; `None` in host memory.
+    fn gpu_stream(&self, stream: &Self::Stream) -> Option<(usize, u64)>;
 }
 
 /// The operands of a call, whose storages are borrowed.
@@ -61,21 +61,33 @@ impl<'a, S: Memory> Bound<'a, S> {
         Ok(())
     }
 
+    /// The address of an operand; 0 for one that was not added.
+    pub fn address(&self, operand: Operand) -> u64 {
+        self.operands.get(operand).map_or(0, |tensor| tensor.address)
+    }
+
     fn insert(&mut self, operand: Operand, address: u64, view: View, offset: usize) {
         let address = address + (offset * view.dtype().bytes()) as u64;
         self.operands.insert(operand, raw::Tensor { address, view });
     }
 
-    /// Runs a call on the operands, which are memory of the device of `storage`.
-    pub fn run(&self, storage: &S, options: &CallOptions) -> Result<()> {
-        storage.queue(self.stream, |queue| {
-            let ready = raw::prepare(queue, &self.operands, options).map_err(Error::wrap)?;
-            // SAFETY: candle's layouts describe elements within their storages, and the views those of
-            // outputs that were allocated by their shapes. Inputs are borrowed, and outputs are borrowed
-            // uniquely, for `'a`. On a GPU, the guards order other work on the storages, which candle frees
-            // in the stream's order.
-            unsafe { ready.enqueue() }.map_err(Error::wrap)
-        })
+    /// Runs a call on the operands, which are memory of the device of `storage`, and passes it on.
+    pub fn run(&self, storage: &S, options: &CallOptions, then: impl FnOnce(&Ready<'_>)) -> Result<()> {
+        let stream = storage.gpu_stream(self.stream);
+        let open = |(number, _)| Gpu::open(i32::try_from(number).map_err(Error::wrap)?).map_err(Error::wrap);
+        let gpu = stream.map(open).transpose()?;
+        let queue = match (&gpu, stream) {
+            (Some(gpu), Some((_, handle))) => Queue::Stream { gpu, handle },
+            _ => Queue::host(),
+        };
+        let ready = raw::prepare(queue, &self.operands, options).map_err(Error::wrap)?;
+        // SAFETY: candle's layouts describe elements within their storages, and the views those of outputs
+        // that were allocated by their shapes. Inputs are borrowed, and outputs are borrowed uniquely, for
+        // `'a`. On a GPU, the guards order other work on the storages, which candle frees in the stream's
+        // order.
+        unsafe { ready.enqueue() }.map_err(Error::wrap)?;
+        then(&ready);
+        Ok(())
     }
 }
 
@@ -130,7 +142,7 @@ impl Memory for CpuStorage {
         Ok((address as u64, ()))
     }
 
-    fn queue(&self, (): &(), call: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
-        call(Queue::host())
+    fn gpu_stream(&self, (): &()) -> Option<(usize, u64)> {
+        None
     }
 }

@@ -24,9 +24,9 @@ pub(crate) struct Attention {
 }
 
 /// The three inputs, each with its layout.
-type Inputs<'a, S> = [(&'a S, &'a Layout); 3];
+pub(crate) type Inputs<'a, S> = [(&'a S, &'a Layout); 3];
 
-const INPUTS: [Operand; 3] = [Operand::Q, Operand::K, Operand::V];
+pub(crate) const INPUTS: [Operand; 3] = [Operand::Q, Operand::K, Operand::V];
 
 /// The methods of [`CustomOp3`] for each kind of storage, which call one generic method.
 macro_rules! computed_by {
@@ -63,19 +63,19 @@ impl Attention {
         let used = Operand::Lengths(LengthArray::UsedQ);
         let has_padding = q_layout.dims().len() == 3 || self.side.iter().any(|side| side.operand == used);
         let mut out = S::output(q.device(), &shape, dtype, has_padding)?;
-        let (lse_view, lse_shape) = self.lse_view(q_layout)?;
-        let mut lse =
-            self.lse.as_ref().map(|_| S::output(q.device(), &lse_shape, DType::F32, true)).transpose()?;
+        let lse_view = if self.lse.is_some() { Some(self.lse_view(q_layout)?) } else { None };
+        let lse = |(_, shape): &(View, Shape)| S::output(q.device(), shape, DType::F32, true);
+        let mut lse = lse_view.as_ref().map(lse).transpose()?;
         let stream = q.stream();
-        let side = self.side_storages();
-        {
+        if !self.launched_again(inputs, &stream, [Some(&mut out), lse.as_mut()])? {
+            let side = self.side_storages();
             let mut bound = Bound::new(&stream);
             self.bind(&mut bound, inputs, &side)?;
             bound.write(&mut out, &[(Operand::OUT, rows(dtype, &Layout::contiguous(&shape))?, 0)])?;
-            if let Some(lse) = &mut lse {
-                bound.write(lse, &[(Operand::Lse, lse_view, 0)])?;
+            if let (Some(lse), Some((view, _))) = (&mut lse, &lse_view) {
+                bound.write(lse, &[(Operand::Lse, *view, 0)])?;
             }
-            bound.run(q, &self.options)?;
+            bound.run(q, &self.options, |ready| self.keep(inputs, &bound, ready))?;
         }
         if let (Some(cell), Some(lse)) = (&self.lse, lse) {
             // candle runs an operation once.
@@ -200,7 +200,7 @@ impl Backward<'_> {
             bound.read(Operand::Lse, lse, lse_view, 0)?;
             bound.write(&mut gradients, &parts)?;
             let pass = Pass::Backward { deterministic: true, d_lse: false, wants: Default::default() };
-            bound.run(q, &CallOptions { pass, ..self.forward.options.clone() })?;
+            bound.run(q, &CallOptions { pass, ..self.forward.options.clone() }, |_| ())?;
         }
         Ok((gradients, shape))
     }

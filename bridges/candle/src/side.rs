@@ -1,5 +1,7 @@
 //! Inputs beside Q, K and V, and the views of candle's tensors.
 
+use std::borrow::Cow;
+
 use candle::{DType, Error, Result, Tensor, bail};
 use flashcore::gpu::Operand;
 use flashcore::raw::View;
@@ -76,9 +78,9 @@ pub(crate) fn stride(stride: usize) -> Result<i64> {
 }
 
 /// The tensor, copied if its last dimension is strided.
-pub(crate) fn with_dense_rows(tensor: &Tensor) -> Result<Tensor> {
+pub(crate) fn with_dense_rows(tensor: &Tensor) -> Result<Cow<'_, Tensor>> {
     match (tensor.dims().last(), tensor.stride().last()) {
-        (Some(&extent), Some(&stride)) if extent > 1 && stride != 1 => tensor.contiguous(),
-        _ => Ok(tensor.clone()),
+        (Some(&extent), Some(&stride)) if extent > 1 && stride != 1 => tensor.contiguous().map(Cow::Owned),
+        _ => Ok(Cow::Borrowed(tensor)),
     }
 }
