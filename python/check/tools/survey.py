@@ -2,20 +2,21 @@
 
     PYTHONPATH=python/check/tools pytest --flashcore -p survey --survey out.jsonl TESTS
     python python/check/tools/survey.py out.jsonl
+    python python/check/tools/survey.py out.jsonl --row PROJECT COMMIT TRITON >> xtask/corpus/suites.jsonl
 
 Of each test function the smallest set of parameters runs, for at most 60 seconds of processor time. The first
 command writes a line for each test, the second one prints the counts: tests that ran, tests that did not by
-reason, hazards.
+reason, hazards. The third one prints them as one row of the guide's table, which `cargo xtask corpus` writes.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 import re
 import signal
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -153,13 +154,34 @@ def category(test: dict[str, Any]) -> tuple[str, str]:
     return "not run", f"{error}: " + said.split("\n")[0][:150]
 
 
-def main(paths: list[str]) -> None:
+def _row(tests: list[dict[str, Any]], project: str, commit: str, triton: str) -> dict[str, Any]:
+    """The counts of a suite. A test without a kernel passed without a launch."""
+    counts = Counter(category(test) for test in tests)
+    skipped = sum(n for (_, reason), n in counts.items() if reason.startswith("skipped by the suite"))
+    without = counts["ran", "passed without a launch"]
+    return {
+        "project": project,
+        "commit": commit,
+        "triton": triton,
+        "functions": len(tests),
+        "judged": sum(n for (state, _), n in counts.items() if state == "ran") - without,
+        "without_kernel": without,
+        "skipped": skipped,
+        "not_run": sum(n for (state, _), n in counts.items() if state != "ran") - skipped,
+        "hazards": counts["ran", "hazard"],
+    }
+
+
+def main(paths: list[str], row: list[str] | None) -> None:
     """Prints the counts of files that the plugin wrote."""
     latest = {}
     for path in paths:
         for line in Path(path).read_text().splitlines():
             test = json.loads(line)
             latest[test["test"]] = test
+    if row:
+        print(json.dumps(_row(list(latest.values()), *row), separators=(",", ":")))
+        return
     counts: Counter[tuple[str, str]] = Counter(category(test) for test in latest.values())
     for (state, reason), count in sorted(counts.items(), key=lambda pair: (pair[0][0] != "ran", -pair[1])):
         print(f"{count:5} {state:8} {reason}")
@@ -174,4 +196,8 @@ def main(paths: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("paths", nargs="+", metavar="FILE")
+    parser.add_argument("--row", nargs=3, metavar=("PROJECT", "COMMIT", "TRITON"))
+    arguments = parser.parse_args()
+    main(arguments.paths, arguments.row)

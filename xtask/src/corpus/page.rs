@@ -13,6 +13,11 @@ const PAGE: &str = "docs/src/guide/public-kernels.md";
 const BEGIN: &str = "<!-- corpus: begin -->\n";
 const END: &str = "<!-- corpus: end -->\n";
 
+/// The rows of test suites of other projects, and the marks of their table.
+const SUITES: &str = "xtask/corpus/suites.jsonl";
+const SUITES_BEGIN: &str = "<!-- suites: begin -->\n";
+const SUITES_END: &str = "<!-- suites: end -->\n";
+
 /// The document with the findings.
 const FINDINGS: &str = "xtask/corpus/findings.md";
 
@@ -24,16 +29,63 @@ pub(super) fn write(root: &Path, lists: &[Repository], rows: &[Row]) -> Result<(
     };
     let path = root.join(PAGE);
     let page = std::fs::read_to_string(&path).map_err(io(&path))?;
-    let parts = page
-        .split_once(BEGIN)
-        .and_then(|(before, rest)| rest.split_once(END).map(|(_, after)| (before, after)));
-    let Some((before, after)) = parts else {
-        return Err(XtaskError::Check(format!("{PAGE} has no lines {BEGIN:?} and {END:?}")));
-    };
-    let page = format!("{before}{BEGIN}{}{END}{after}", counts(lists, rows));
+    let page = between(&page, BEGIN, END, &counts(lists, rows))?;
+    let suites = root.join(SUITES);
+    let suites = std::fs::read_to_string(&suites).map_err(io(&suites))?;
+    let page = between(&page, SUITES_BEGIN, SUITES_END, &suite_counts(&suites)?)?;
     std::fs::write(&path, page).map_err(io(&path))?;
     let path = root.join(FINDINGS);
     std::fs::write(&path, findings(lists, rows)).map_err(io(&path))
+}
+
+/// A page with another text between two marks.
+fn between(page: &str, begin: &str, end: &str, text: &str) -> Result<String, XtaskError> {
+    let parts = page
+        .split_once(begin)
+        .and_then(|(before, rest)| rest.split_once(end).map(|(_, after)| (before, after)));
+    let Some((before, after)) = parts else {
+        return Err(XtaskError::Check(format!("{PAGE} has no lines {begin:?} and {end:?}")));
+    };
+    Ok(format!("{before}{begin}{text}{end}{after}"))
+}
+
+/// The counts of a test suite, as `python/check/tools/survey.py` writes them.
+#[derive(serde::Deserialize)]
+struct Suite {
+    project: String,
+    commit: String,
+    triton: String,
+    functions: usize,
+    judged: usize,
+    without_kernel: usize,
+    skipped: usize,
+    not_run: usize,
+    hazards: usize,
+}
+
+/// The table of test suites.
+fn suite_counts(rows: &str) -> Result<String, XtaskError> {
+    let mut text = String::from(
+        "\n| project | commit | Triton | functions | judged | without a kernel | skipped by the suite | not run \
+         | hazards |\n|---|---|---|--:|--:|--:|--:|--:|--:|\n",
+    );
+    for row in rows.lines() {
+        let suite: Suite =
+            serde_json::from_str(row).map_err(|error| XtaskError::Check(format!("{SUITES}: {error}")))?;
+        let Suite { project, commit, triton, .. } = &suite;
+        let counts = [
+            suite.functions,
+            suite.judged,
+            suite.without_kernel,
+            suite.skipped,
+            suite.not_run,
+            suite.hazards,
+        ];
+        let counts = counts.map(|count| count.to_string()).join(" | ");
+        let _ = writeln!(text, "| {project} | `{commit}` | {triton} | {counts} |");
+    }
+    text.push('\n');
+    Ok(text)
 }
 
 /// The counts of kernels and of mutants.
