@@ -1,5 +1,5 @@
-//! The time that a call takes on the host above that of launching an empty kernel through candle, alone and in
-//! an operation with an output, and the largest difference of its output from the CPU's.
+//! The time that a call takes on the host above that of launching an empty kernel through candle, alone and
+//! in an operation with an output, and the largest difference of its output from the CPU's.
 //!
 //! ```sh
 //! cargo run --release --features cuda --example overhead
@@ -34,8 +34,8 @@ fn launch(device: &CudaDevice, empty: &CudaFunction) -> Result<()> {
     Ok(())
 }
 
-/// An operation of candle on three tensors with an output of f16, which candle allocates and frees. Its kernel
-/// is empty.
+/// An operation of candle on three tensors with an output of f16, which candle allocates and frees. Its
+/// kernel is empty.
 struct Empty(CudaFunction);
 
 impl CustomOp3 for Empty {
