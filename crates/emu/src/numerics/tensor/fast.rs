@@ -18,6 +18,8 @@ use pulp::Simd;
 use super::super::Lanes32;
 use super::super::float::lanes::{narrow, widen};
 use super::super::round::Format;
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
 use super::recipe::{LEAST_ALIGNMENT, Order, Recipe};
 use super::{Accumulator, Input, MmaKind, TensorRules, decode, reference};
 
@@ -119,6 +121,21 @@ impl pulp::WithSimd for Finite<'_> {
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
         let inputs = [self.kind.a(), self.kind.b()].map(|input| decode::format(self.recipe.operand(input)));
         let short = inputs.iter().all(|format| format.exponent_bits <= 5);
+        #[cfg(target_arch = "x86_64")]
+        if let Some(avx) = (&simd as &dyn std::any::Any).downcast_ref::<pulp::x86::V4>()
+            && (self.kind.a(), self.kind.accumulator()) == (Input::F16, Accumulator::F32)
+        {
+            let (kept, given) = (self.recipe.fraction_bits, [self.a, self.b, self.c]);
+            let done = match (self.kind.shape().k, self.recipe.chunk) {
+                (8, 8) => avx512::mma::<8, 2, 8>(*avx, kept, given, self.d),
+                (16, 8) => avx512::mma::<16, 4, 8>(*avx, kept, given, self.d),
+                (16, 16) => avx512::mma::<16, 4, 16>(*avx, kept, given, self.d),
+                _ => None,
+            };
+            if done.is_some() {
+                return done;
+            }
+        }
         match (short, self.kind.a().per_register(), self.kind.shape().k, self.recipe.chunk) {
             (true, 2, 8, 8) => self.run::<S, 0, 2, 8, 8>(simd),
             (true, 2, 16, 8) => self.run::<S, 0, 2, 16, 8>(simd),

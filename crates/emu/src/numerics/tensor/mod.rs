@@ -11,6 +11,8 @@
 //! 2511.10909), the machine code of each target, and, for Hopper, comparison with an H200. The rules of the
 //! other architectures have not been compared with hardware here.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod decode;
 mod fast;
 mod integer;
