@@ -18,9 +18,9 @@ use problem::{
 };
 use rayon::prelude::*;
 
+use crate::formats::{Format, Tf32};
 use crate::roundings::{ROUNDING, of_logit, of_product};
 use crate::rows::Rows;
-use crate::{Format, Tf32};
 
 /// The gradients of a reference implementation.
 #[derive(Clone, Debug, PartialEq)]

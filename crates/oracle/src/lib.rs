@@ -9,12 +9,14 @@
 //! the row, even if the key is NaN or infinite. With an attention sink, a row without keys has O = 0 and
 //! LSE = the sink.
 //!
-//! Both share one code, generic over an `Arithmetic`. Eight query rows are computed together, one per lane,
-//! so that every inner loop multiplies a vector by a number. A block of rows stores its logits (8 · seq_kv
+//! Both share one code, generic over an `Arithmetic`. Sixteen query rows are computed together, one per lane,
+//! so that every inner loop multiplies a vector by a number. A block of rows stores its logits (16 · seq_kv
 //! numbers).
 
 mod backward;
 mod before;
+mod exponentials;
+mod formats;
 mod fp8;
 mod products;
 mod roundings;
@@ -30,6 +32,8 @@ use rayon::prelude::*;
 
 pub use backward::{GradientReference, gradients, gradients_in_precision, gradients_rounded};
 use before::{Before, Continued};
+use exponentials::exponentiate;
+use formats::{Format, Tf32};
 pub use fp8::{SUM_KEYS, WEIGHT_FACTOR};
 use rows::Rows;
 
@@ -135,8 +139,8 @@ pub fn reference_in_precision_of_rows(
     }
 }
 
-/// Number of query rows computed together.
-const LANES: usize = 8;
+/// Number of query rows computed together: a vector of f32 in AVX-512, two of f64.
+const LANES: usize = 16;
 
 /// A real number type, and the rounding of stored values.
 trait Arithmetic {
@@ -212,27 +216,6 @@ impl<const DEVIATES: bool> Arithmetic for Exact<DEVIATES> {
     }
 }
 
-/// A number format to which f32 numbers are rounded.
-trait Format {
-    fn round(x: f32) -> f32;
-}
-
-impl<T: Element> Format for T {
-    fn round(x: f32) -> f32 {
-        T::from_f32(x).to_f32()
-    }
-}
-
-/// 11 significant bits and the exponent range of f32.
-struct Tf32;
-
-impl Format for Tf32 {
-    /// The nearest number, ties away from zero, as `cvt.rna.tf32.f32` rounds.
-    fn round(x: f32) -> f32 {
-        if x.is_finite() { f32::from_bits((x.to_bits() + 0x1000) & !0x1fff) } else { x }
-    }
-}
-
 /// Q·scale and S are rounded to `S`, weights to `W`, and inputs, which have their type already, to `I`.
 struct Rounded<S, W, I = f32>(std::marker::PhantomData<(S, W, I)>);
 
@@ -247,9 +230,11 @@ impl<S: Format, W: Format, I: Format> Arithmetic for Rounded<S, W, I> {
     fn input(x: f32) -> f32 {
         I::round(x)
     }
+    #[inline(always)]
     fn store(x: f32) -> f32 {
         S::round(x)
     }
+    #[inline(always)]
     fn store_weight(x: f32) -> f32 {
         // Rounded in [1, 2), where every type has its full precision; a NaN stays one.
         let power = f32::from_bits(x.to_bits() & f32::INFINITY.to_bits());
@@ -500,7 +485,12 @@ fn row_block<A: Arithmetic>(
         false => Vec::new(),
     };
     let mut variances = vec![[0.0; LANES]; if deviates { visible.len() } else { 0 }];
-    for (key, visible) in visible.iter().enumerate() {
+    // Most blocks begin with keys that all rows see, whose logits are the products.
+    let plain = cap.is_none() && problem.programs.score.is_none() && !late && !deviates;
+    let shared = visible.iter().take_while(|&sees| plain && *sees == [true; LANES]).count();
+    weights.extend_from_slice(&products[..shared]);
+    exponentials::store::<A>(&mut weights, &mut max);
+    for (key, visible) in visible.iter().enumerate().skip(shared) {
         let mut logits = [A::NEG_INFINITY; LANES];
         if visible.contains(&true) {
             let mut sums = products[key - first];
@@ -525,7 +515,7 @@ fn row_block<A: Arithmetic>(
         weights.push(logits);
     }
     let fp8 = problem.dtypes.weights() == DType::E4m3 && A::ROUNDS;
-    let sum = exponentiate::<A>(&mut weights, &max, sink, fp8, |lane, key| visible[key][lane]);
+    let sum = exponentiate::<A>(&mut weights, &max, sink, fp8, &visible);
     let weights_of_logits = deviates.then(|| weights.clone());
     let dropped = place.dropped(rows.len());
     if let Some(dropped) = &dropped {
@@ -627,37 +617,4 @@ fn deviations<R: Copy + Into<f64>>(
             *deviation = roundings::of_output(acc[d][lane].into(), sums);
         }
     }
-}
-
-/// Turns logits into normalised weights, in place. Returns the sums of the exponentials, that of the sink
-/// included. A lane without mass gets weights and sum 0. With `fp8`, the weights are not normalised.
-fn exponentiate<A: Arithmetic>(
-    weights: &mut [[A::Real; LANES]],
-    max: &[A::Real; LANES],
-    sink: Option<A::Real>,
-    fp8: bool,
-    sees: impl Fn(usize, usize) -> bool,
-) -> [A::Real; LANES] {
-    // A sink of −∞ has no weight, like a logit of −∞.
-    let of_sink = |max: A::Real| match sink {
-        Some(sink) if sink != A::NEG_INFINITY => A::exp(sink - max),
-        _ => A::Real::default(),
-    };
-    let mut sum = max.map(of_sink);
-    for (i, weights) in weights.iter_mut().enumerate() {
-        for lane in 0..LANES {
-            let logit = weights[lane];
-            // A logit of −∞ has weight 0, even if the maximum is −∞ too.
-            let nothing = !sees(lane, i) || logit == A::NEG_INFINITY;
-            weights[lane] = if nothing { A::Real::default() } else { A::exp(logit - max[lane]) };
-            sum[lane] = sum[lane] + weights[lane];
-        }
-    }
-    for weights in weights.iter_mut().filter(|_| !fp8) {
-        for lane in 0..LANES {
-            let massless = sum[lane].into() == 0.0;
-            weights[lane] = if massless { weights[lane] } else { A::store_weight(weights[lane] / sum[lane]) };
-        }
-    }
-    sum
 }

@@ -12,6 +12,12 @@ use crate::LANES;
 /// one.
 const KEYS: usize = 4;
 
+/// Number of columns of the values whose sums stay in registers, for the same reason.
+const COLUMNS: usize = 4;
+
+/// Number of keys whose weights stay in the first cache for all columns.
+const BLOCK: usize = 128;
+
 /// A number of the loops.
 pub(crate) trait Real: Copy + Default + Add<Output = Self> + Mul<Output = Self> {}
 
@@ -93,32 +99,34 @@ impl<R: Real> WithSimd for Weighted<'_, R> {
         if dim == 0 {
             return;
         }
-        for (weights, values) in self.weights.chunks(KEYS).zip(self.values.chunks(KEYS * dim)) {
-            match *weights {
-                [a, b, c, d] => {
-                    let (first, second) = values.split_at(2 * dim);
-                    let ((v0, v1), (v2, v3)) = (first.split_at(dim), second.split_at(dim));
-                    for ((((acc, &x0), &x1), &x2), &x3) in self.acc.iter_mut().zip(v0).zip(v1).zip(v2).zip(v3)
-                    {
-                        let mut sums = *acc;
-                        for lane in 0..LANES {
-                            sums[lane] = sums[lane] + a[lane] * x0;
-                            sums[lane] = sums[lane] + b[lane] * x1;
-                            sums[lane] = sums[lane] + c[lane] * x2;
-                            sums[lane] = sums[lane] + d[lane] * x3;
-                        }
-                        *acc = sums;
-                    }
-                }
-                _ => {
-                    for (weight, row) in weights.iter().zip(values.chunks_exact(dim)) {
-                        for (acc, &x) in self.acc.iter_mut().zip(row) {
+        for (weights, values) in self.weights.chunks(BLOCK).zip(self.values.chunks(BLOCK * dim)) {
+            let mut column = 0;
+            for acc in self.acc.chunks_mut(COLUMNS) {
+                match acc {
+                    [s0, s1, s2, s3] => {
+                        let [mut a, mut b, mut c, mut d] = [*s0, *s1, *s2, *s3];
+                        for (weight, row) in weights.iter().zip(values.chunks_exact(dim)) {
+                            let [x0, x1, x2, x3] = row[column..column + COLUMNS] else { break };
                             for lane in 0..LANES {
-                                acc[lane] = acc[lane] + weight[lane] * x;
+                                a[lane] = a[lane] + weight[lane] * x0;
+                                b[lane] = b[lane] + weight[lane] * x1;
+                                c[lane] = c[lane] + weight[lane] * x2;
+                                d[lane] = d[lane] + weight[lane] * x3;
+                            }
+                        }
+                        (*s0, *s1, *s2, *s3) = (a, b, c, d);
+                    }
+                    acc => {
+                        for (weight, row) in weights.iter().zip(values.chunks_exact(dim)) {
+                            for (acc, &x) in acc.iter_mut().zip(&row[column..]) {
+                                for lane in 0..LANES {
+                                    acc[lane] = acc[lane] + weight[lane] * x;
+                                }
                             }
                         }
                     }
                 }
+                column += COLUMNS;
             }
         }
     }
@@ -133,8 +141,8 @@ mod tests {
     #[test]
     fn sums_are_made_in_order() {
         let number = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 333.0 - 1.5;
-        for keys in 0..10 {
-            let (dim, wide) = (5, 3);
+        for keys in (0..10).chain([131]) {
+            let (dim, wide) = (5, 7);
             let query: Vec<[f32; LANES]> =
                 (0..dim).map(|d| std::array::from_fn(|lane| number(d * LANES + lane))).collect();
             let rows: Vec<f32> = (0..keys * dim).map(number).collect();
