@@ -1,7 +1,6 @@
 //! Executes `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`, in which a whole warp takes part.
 
 use ptx::{MatrixAccess, Mma, Op, Space};
-use smallvec::SmallVec;
 
 use super::Env;
 use super::access::{Site, plain};
@@ -89,12 +88,15 @@ impl Env<'_> {
             d_slots.iter().zip(&d).for_each(|(s, d)| warp.registers.set64(*s, mask, d));
             done
         } else {
-            let gather = |slots: &[Slot]| -> SmallVec<[Lanes32; 4]> {
-                slots.iter().map(|s| *warp.registers.get32(*s)).collect()
-            };
-            let (a, b, c) = (gather(a_slots), gather(b_slots), gather(c_slots));
-            let mut d = c.clone();
-            let done = tensor::mma(kind, rules, &a, &b, &c, &mut d);
+            // No product takes more registers.
+            let [mut a, mut b, mut c, mut d] = [[[0; 32]; 4]; 4];
+            for (registers, slots) in [(&mut a, a_slots), (&mut b, b_slots), (&mut c, c_slots)] {
+                for (to, slot) in registers.iter_mut().zip(slots) {
+                    *to = *warp.registers.get32(*slot);
+                }
+            }
+            let (a, b, c) = (&a[..a_slots.len()], &b[..b_slots.len()], &c[..c_slots.len()]);
+            let done = tensor::mma(kind, rules, a, b, c, &mut d[..d_slots.len()]);
             d_slots.iter().zip(&d).for_each(|(s, d)| warp.registers.set32(*s, mask, d));
             done
         };
@@ -156,23 +158,22 @@ impl Env<'_> {
         let layout = &self.facts.context.program.layout;
         let (window, rank) = ((self.rank(warp) as u64) << RANK_SHIFT, self.rank(warp));
         let start = window + SHARED_BASE;
-        let mut inside = layout.shared_align >= 16 && layout.shared_extent >= 16;
-        let mut offsets = [0; 32];
-        for_lanes(lanes, |lane| {
-            let offset = addresses[lane].wrapping_sub(start);
-            inside &= offset <= u64::from(layout.shared_extent).saturating_sub(16)
-                && addresses[lane].is_multiple_of(16);
-            offsets[lane] = offset as u32 + (rank * self.facts.span) as u32;
-        });
-        if !inside {
+        let Some(last) = layout.shared_extent.checked_sub(16).filter(|_| layout.shared_align >= 16) else {
             return lanes;
-        }
+        };
         let site = row_site(inst);
         let access = Access { lanes: mask, ..plain(warp, &site, 0) };
         let races = self.facts.context.options.checks.races;
-        let left = if races { self.shared.shadow.read_blocks(&offsets, lanes, &access) } else { 0 };
-        for_lanes(lanes & !left, |lane| {
-            rows[lane] = load_bytes(&self.shared.bytes, offsets[lane] as usize, 16)
+        let mut reader = self.shared.shadow.block_reader(&access);
+        let (memory, mut left) = (&self.shared.bytes[rank * self.facts.span..], 0);
+        for_lanes(lanes, |lane| {
+            let offset = addresses[lane].wrapping_sub(start);
+            let inside = offset <= u64::from(last) && addresses[lane].is_multiple_of(16);
+            if inside && (!races || reader.read(rank * self.facts.span + offset as usize)) {
+                rows[lane] = load_bytes(memory, offset as usize, 16);
+            } else {
+                left |= 1 << lane;
+            }
         });
         left
     }

@@ -153,12 +153,11 @@ pub const fn is_exact(op: ApproxOp, sm: u32) -> bool {
 pub fn f32_function(function: Function, ftz: bool, active: u32, d: &mut Lanes32, a: &Lanes32) {
     let arch = pulp::Arch::new();
     match (function, ftz) {
-        (Function::Ex2, true) => arch.dispatch(Lanes { f: ex2_unit, ftz, active, d, a }),
+        (Function::Ex2, _) => arch.dispatch(Exponentials { ftz, active, d, a }),
         (Function::Lg2, true) => arch.dispatch(Lanes { f: unit(mufu::lg2), ftz, active, d, a }),
         (Function::Rcp, true) => arch.dispatch(Lanes { f: unit(mufu::rcp), ftz, active, d, a }),
         (Function::Rsqrt, true) => arch.dispatch(Lanes { f: unit(mufu::rsqrt), ftz, active, d, a }),
         (Function::Sqrt, true) => arch.dispatch(Lanes { f: unit(mufu::sqrt), ftz, active, d, a }),
-        (Function::Ex2, false) => arch.dispatch(Lanes { f: ex2, ftz, active, d, a }),
         (Function::Lg2, false) => arch.dispatch(Lanes { f: lg2, ftz, active, d, a }),
         (Function::Rcp, false) => arch.dispatch(Lanes { f: rcp, ftz, active, d, a }),
         (Function::Rsqrt, false) => arch.dispatch(Lanes { f: rsqrt, ftz, active, d, a }),
@@ -193,13 +192,6 @@ const HUGE: f32 = 8.507_059e37;
 #[inline(always)]
 fn ex2_unit(x: f32) -> f32 {
     f32::from_bits(mufu::ex2(x.to_bits()))
-}
-
-#[inline(always)]
-fn ex2(x: f32) -> f32 {
-    let low = x < -126.0;
-    let y = ex2_unit(if low { x * 0.5 } else { x });
-    if low { y * y } else { y }
 }
 
 #[inline(always)]
@@ -252,6 +244,39 @@ impl<F: Fn(f32) -> f32> WithSimd for Lanes<'_, F> {
         let kept = if ftz { MIN_NORMAL } else { 0 };
         for lane in 0..32 {
             let result = f(f32::from_bits(flush(a[lane], kept)));
+            let bits = if result.is_nan() { 0x7FFF_FFFF } else { flush(result.to_bits(), kept) };
+            d[lane] = if active >> lane & 1 == 1 { bits } else { d[lane] };
+        }
+    }
+}
+
+/// `ex2.approx.f32`. Without `.ftz`, a result below the normal numbers is the square of that of half the
+/// exponent.
+struct Exponentials<'a> {
+    ftz: bool,
+    active: u32,
+    d: &'a mut Lanes32,
+    a: &'a Lanes32,
+}
+
+impl WithSimd for Exponentials<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { ftz, active, d, a } = self;
+        let kept = if ftz { MIN_NORMAL } else { 0 };
+        let is_low = |x: f32| !ftz && x < -126.0;
+        let mut inputs = *a;
+        for input in &mut inputs {
+            let x = f32::from_bits(flush(*input, kept));
+            *input = if is_low(x) { x * 0.5 } else { x }.to_bits();
+        }
+        let results = mufu::ex2_lanes(&inputs);
+        for lane in 0..32 {
+            let result = f32::from_bits(results[lane]);
+            let low = is_low(f32::from_bits(a[lane]));
+            let result = if low { result * result } else { result };
             let bits = if result.is_nan() { 0x7FFF_FFFF } else { flush(result.to_bits(), kept) };
             d[lane] = if active >> lane & 1 == 1 { bits } else { d[lane] };
         }

@@ -9,6 +9,7 @@
 //! device: no other triple gives all results of its segment. The tests compare all 2²³ fractions (both
 //! binades for the roots, both sides of 1 for the logarithm) with a digest of the device's results.
 
+use super::super::Lanes32;
 use super::tables::{EX2, LG2, RCP, RSQRT, SQRT, Segment};
 
 const NAN: u32 = 0x7fff_ffff;
@@ -63,23 +64,52 @@ const fn is_nan(x: u32) -> bool {
     x & !SIGN > INFINITY
 }
 
-/// `MUFU.EX2`, without branches: the compiler computes many lanes at once.
+/// `MUFU.EX2`.
 #[inline(always)]
 pub(super) fn ex2(x: u32) -> u32 {
+    let fixed = ex2_fixed(x);
+    ex2_result(x, fixed, EX2[(fixed & 0x7f_ffff) as usize >> REST])
+}
+
+/// [`ex2`] of many numbers. The segments are looked up in a pass of their own, so that the compiler computes
+/// the rest in vectors.
+#[inline(always)]
+pub(super) fn ex2_lanes(x: &Lanes32) -> Lanes32 {
+    let [mut fixed, mut d] = [[0; 32]; 2];
+    for lane in 0..32 {
+        fixed[lane] = ex2_fixed(x[lane]);
+    }
+    let [mut c0, mut c1, mut c2] = [[0; 32]; 3];
+    for lane in 0..32 {
+        Segment(c0[lane], c1[lane], c2[lane]) = EX2[(fixed[lane] & 0x7f_ffff) as usize >> REST];
+    }
+    for lane in 0..32 {
+        d[lane] = ex2_result(x[lane], fixed[lane], Segment(c0[lane], c1[lane], c2[lane]));
+    }
+    d
+}
+
+/// A number as fixed point with 23 fraction bits, without branches.
+#[inline(always)]
+fn ex2_fixed(x: u32) -> u32 {
     let (exponent, fraction) = parts(x);
     let negative = (x as i32 >> 31) as u32;
-    // A fixed-point number with 23 fraction bits. Lower bits are dropped.
+    // Lower bits are dropped.
     let (up, down) = (exponent.clamp(0, 7) as u32, exponent.wrapping_neg().clamp(0, 31) as u32);
     let magnitude = (fraction | 0x80_0000) << up >> down;
     // A negative number is formed as the one's complement, without adding the last unit, except where it has
     // no fraction.
     let whole = u32::from(magnitude & 0x7f_ffff == 0);
-    let fixed = (magnitude ^ negative).wrapping_add(negative & whole);
-    let f = fixed & 0x7f_ffff;
-    let mantissa = EX2[(f >> REST) as usize].at(f & ((1 << REST) - 1), 13, 6114, 0) >> 15;
+    (magnitude ^ negative).wrapping_add(negative & whole)
+}
+
+/// [`ex2`] of a number from its fixed-point form and the segment of that, without branches.
+#[inline(always)]
+fn ex2_result(x: u32, fixed: u32, segment: Segment) -> u32 {
+    let mantissa = segment.at(fixed & ((1 << REST) - 1), 13, 6114, 0) >> 15;
     let result = scaled(ONE.wrapping_add(mantissa as u32), fixed as i32 >> 23);
-    let large = if negative == 0 { INFINITY } else { 0 };
-    match (exponent >= 8, is_nan(x)) {
+    let large = if x & SIGN == 0 { INFINITY } else { 0 };
+    match (parts(x).0 >= 8, is_nan(x)) {
         (_, true) => NAN,
         (true, _) => large,
         _ => result,

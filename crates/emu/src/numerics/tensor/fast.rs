@@ -20,11 +20,12 @@ use super::super::float::lanes::{narrow, widen};
 use super::super::round::Format;
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
+use super::infinite::{Class, infinite_sum, mark, replace};
 use super::recipe::{LEAST_ALIGNMENT, Order, Recipe};
 use super::{Accumulator, Input, MmaKind, TensorRules, decode, reference};
 
-const ROWS: usize = 16;
-const COLUMNS: usize = 8;
+pub(super) const ROWS: usize = 16;
+pub(super) const COLUMNS: usize = 8;
 /// The number of products whose aligned sum always fits an i32.
 const RUN: usize = 16;
 
@@ -67,26 +68,6 @@ impl<const LONG: usize, const K: usize, const W: usize> Side<LONG, K, W> {
     /// The class of each row or column.
     fn classes(&self) -> [Class; W] {
         self.largest.map(|largest| Class::of(self.format, largest))
-    }
-}
-
-/// The class of a group of numbers: all are finite, some are infinite and none is NaN, or some are NaN.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Class {
-    Finite,
-    Infinite,
-    Nan,
-}
-
-impl Class {
-    /// The class of numbers whose largest bits, without the sign, are these.
-    fn of(format: Format, largest: u32) -> Class {
-        let (nan, infinity) = (format.canonical_nan() as u32, format.infinity() as u32);
-        match largest {
-            _ if largest < infinity => Class::Finite,
-            _ if largest == infinity && infinity != nan => Class::Infinite,
-            _ => Class::Nan,
-        }
     }
 }
 
@@ -215,57 +196,16 @@ impl Finite<'_> {
             add_rounded(kind.accumulator(), bits.as_flattened_mut(), given.as_flattened());
         }
         if !finite {
-            let elements = reference::Elements::new(kind, recipe, a, b, c);
-            replace(
-                kind.accumulator(),
-                elements,
-                (side_a.classes(), side_b.classes()),
-                &given,
-                &open,
-                &mut bits,
-            );
+            let of_element = |row: usize, column: usize| {
+                let products = (0..K).map(|k| (rows[k][row], columns[k][column]));
+                infinite_sum([fa, fb], products, given[column][row])
+            };
+            let classes = (side_a.classes(), side_b.classes());
+            replace((kind, recipe), [a, b, c], classes, (&given, &open), of_element, &mut bits);
         }
         scatter(kind.accumulator(), &bits, d);
         Some(())
     }
-}
-
-/// Marks the sums that are not finite.
-#[cold]
-#[inline(never)]
-fn mark(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS], open: &mut [[bool; ROWS]; COLUMNS]) {
-    for (bits, open) in bits.as_flattened().iter().zip(open.as_flattened_mut()) {
-        *open |= class_of_sum(accumulator, *bits) != Class::Finite;
-    }
-}
-
-/// Replaces the elements of D that depend on a number which is not finite.
-#[cold]
-#[inline(never)]
-fn replace(
-    accumulator: Accumulator,
-    mut elements: reference::Elements,
-    (rows, columns): ([Class; ROWS], [Class; COLUMNS]),
-    given: &[[u32; ROWS]; COLUMNS],
-    open: &[[bool; ROWS]; COLUMNS],
-    bits: &mut [[u32; ROWS]; COLUMNS],
-) {
-    let nan = reference::accumulator_format(accumulator).canonical_nan() as u32;
-    for column in 0..COLUMNS {
-        for row in 0..ROWS {
-            let class = class_of_sum(accumulator, given[column][row]).max(rows[row]).max(columns[column]);
-            match class {
-                Class::Nan => bits[column][row] = nan,
-                Class::Finite if !open[column][row] => {}
-                _ => bits[column][row] = elements.get(row, column),
-            }
-        }
-    }
-}
-
-fn class_of_sum(accumulator: Accumulator, bits: u32) -> Class {
-    let format = reference::accumulator_format(accumulator);
-    Class::of(format, bits & format.canonical_nan() as u32)
 }
 
 /// Element bits of A and B. A row of the result holds the elements of all rows (columns) for one k.

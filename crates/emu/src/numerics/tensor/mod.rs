@@ -15,6 +15,7 @@
 mod avx512;
 mod decode;
 mod fast;
+mod infinite;
 mod integer;
 mod kind;
 mod layout;
