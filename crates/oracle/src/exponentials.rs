@@ -74,10 +74,9 @@ impl<A: Arithmetic> WithSimd for Normalised<'_, A> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         for weights in self.weights {
-            for lane in 0..LANES {
-                let (weight, sum) = (weights[lane], self.sum[lane]);
+            for (weight, &sum) in weights.iter_mut().zip(self.sum) {
                 let massless = sum == A::Real::default();
-                weights[lane] = if massless { weight } else { A::store_weight(weight / sum) };
+                *weight = if massless { *weight } else { A::store_weight(*weight / sum) };
             }
         }
     }

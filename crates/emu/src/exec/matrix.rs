@@ -158,22 +158,23 @@ impl Env<'_> {
         let layout = &self.facts.context.program.layout;
         let (window, rank) = ((self.rank(warp) as u64) << RANK_SHIFT, self.rank(warp));
         let start = window + SHARED_BASE;
-        let Some(last) = layout.shared_extent.checked_sub(16).filter(|_| layout.shared_align >= 16) else {
+        let mut inside = layout.shared_align >= 16 && layout.shared_extent >= 16;
+        let mut offsets = [0; 32];
+        for_lanes(lanes, |lane| {
+            let offset = addresses[lane].wrapping_sub(start);
+            inside &= offset <= u64::from(layout.shared_extent).saturating_sub(16)
+                && addresses[lane].is_multiple_of(16);
+            offsets[lane] = offset as u32 + (rank * self.facts.span) as u32;
+        });
+        if !inside {
             return lanes;
-        };
+        }
         let site = row_site(inst);
         let access = Access { lanes: mask, ..plain(warp, &site, 0) };
         let races = self.facts.context.options.checks.races;
-        let mut reader = self.shared.shadow.block_reader(&access);
-        let (memory, mut left) = (&self.shared.bytes[rank * self.facts.span..], 0);
-        for_lanes(lanes, |lane| {
-            let offset = addresses[lane].wrapping_sub(start);
-            let inside = offset <= u64::from(last) && addresses[lane].is_multiple_of(16);
-            if inside && (!races || reader.read(rank * self.facts.span + offset as usize)) {
-                rows[lane] = load_bytes(memory, offset as usize, 16);
-            } else {
-                left |= 1 << lane;
-            }
+        let left = if races { self.shared.shadow.read_blocks(&offsets, lanes, &access) } else { 0 };
+        for_lanes(lanes & !left, |lane| {
+            rows[lane] = load_bytes(&self.shared.bytes, offsets[lane] as usize, 16)
         });
         left
     }

@@ -74,12 +74,25 @@ impl DenseShadow {
         verdict
     }
 
-    /// Reads blocks, all by the same access.
+    /// Reads blocks, all by the same access, where nothing more than the last read is to be changed. Returns
+    /// the rows that are left to [`DenseShadow::read`].
     #[inline(always)]
-    pub fn block_reader<'a>(&'a mut self, access: &'a Access<'a>) -> BlockReader<'a> {
-        let Level { slots, writes, reads, .. } = &mut self.blocks;
-        let (new, known) = (Record::of_read(access), access.view.known_to_all(access.actor));
-        BlockReader { slots: *slots, split: &self.split, writes, reads, access, new, known, before: None }
+    pub fn read_blocks(&mut self, offsets: &[u32; 32], rows: u32, a: &Access) -> u32 {
+        let level = &mut self.blocks;
+        if a.actor >= level.slots {
+            return rows;
+        }
+        let (new, known) = (Record::of_read(a), a.view.known_to_all(a.actor));
+        let mut left = 0;
+        for (row, &offset) in offsets.iter().enumerate().filter(|(row, _)| rows >> row & 1 == 1) {
+            let block = offset as usize / BLOCK;
+            let write = &level.writes[block];
+            let plain = self.split[block] == 0 && write.is_simply_before(a);
+            if !plain || !level.reads[block * level.slots + a.actor].absorb(&new, known) {
+                left |= 1 << row;
+            }
+        }
+        left
     }
 
     /// Records a read. Its order after the last write is checked elsewhere.
@@ -179,39 +192,6 @@ impl DenseShadow {
             self.granules.copy_of(&self.blocks, block);
         }
         self.split[block] = (self.granules.writes.len() >> (BLOCK.trailing_zeros() - self.shift)) as u32;
-    }
-}
-
-/// Reads of blocks by one access.
-pub(crate) struct BlockReader<'a> {
-    slots: usize,
-    split: &'a [u32],
-    writes: &'a [Write],
-    reads: &'a mut [Record],
-    access: &'a Access<'a>,
-    new: Record,
-    known: Epoch,
-    /// The agent and the epoch of a write that came simply before.
-    before: Option<(Agent, Epoch)>,
-}
-
-impl BlockReader<'_> {
-    /// Reads a block if nothing more than its last read is to be changed. Otherwise it is left to
-    /// [`DenseShadow::read`].
-    #[inline(always)]
-    pub fn read(&mut self, offset: usize) -> bool {
-        let (block, a) = (offset / BLOCK, self.access);
-        let write = &self.writes[block];
-        if self.split[block] != 0 || a.actor >= self.slots {
-            return false;
-        }
-        if self.before != Some((write.agent, write.epoch)) || !write.is_alone() {
-            if !write.is_simply_before(a) {
-                return false;
-            }
-            self.before = Some((write.agent, write.epoch));
-        }
-        self.reads[block * self.slots + a.actor].absorb(&self.new, self.known)
     }
 }
 

@@ -154,13 +154,10 @@ impl Write {
     /// Whether this is the only write, and every lane of the accessing warp knows that it happened before.
     #[inline(always)]
     pub(super) fn is_simply_before(&self, a: &Access) -> bool {
-        self.is_alone() && self.epoch != 0 && self.epoch <= a.view.known_to_all(self.actor(a))
-    }
-
-    /// Whether this is the only write, and not to an mbarrier.
-    #[inline(always)]
-    pub(super) fn is_alone(&self) -> bool {
-        self.touch != Touch::Mbarrier && self.beside.is_none()
+        self.epoch != 0
+            && self.epoch <= a.view.known_to_all(self.actor(a))
+            && self.touch != Touch::Mbarrier
+            && self.beside.is_none()
     }
 
     pub(super) fn is_never(&self) -> bool {
