@@ -1,5 +1,5 @@
-//! Elements of D that depend on a number which is not finite. With a NaN among its operands an element is NaN.
-//! With an infinity, the infinite operands decide, or [`super::reference`] where a sum overflows too.
+//! Elements of D that depend on a number which is not finite. With a NaN among its operands an element is
+//! NaN. With an infinity, the infinite operands decide, or [`super::reference`] where a sum overflows too.
 
 use super::super::Lanes32;
 use super::super::round::Format;
