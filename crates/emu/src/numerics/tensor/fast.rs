@@ -21,11 +21,9 @@ use super::super::round::Format;
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
 use super::infinite::{Class, infinite_sum, mark, replace};
-use super::recipe::{LEAST_ALIGNMENT, Order, Recipe};
+use super::recipe::{COLUMNS, LEAST_ALIGNMENT, Order, ROWS, Recipe};
 use super::{Accumulator, Input, MmaKind, TensorRules, decode, reference};
 
-pub(super) const ROWS: usize = 16;
-pub(super) const COLUMNS: usize = 8;
 /// The number of products whose aligned sum always fits an i32.
 const RUN: usize = 16;
 

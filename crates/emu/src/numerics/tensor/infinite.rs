@@ -3,8 +3,7 @@
 
 use super::super::Lanes32;
 use super::super::round::Format;
-use super::fast::{COLUMNS, ROWS};
-use super::recipe::{Order, Recipe};
+use super::recipe::{COLUMNS, Order, ROWS, Recipe};
 use super::{Accumulator, MmaKind, reference};
 
 /// The class of a group of numbers: all are finite, some are infinite and none is NaN, or some are NaN.

@@ -2,6 +2,10 @@
 
 use super::{Accumulator, Input, MmaKind, TensorRules};
 
+/// Rows and columns of D of one product of a warp.
+pub(super) const ROWS: usize = 16;
+pub(super) const COLUMNS: usize = 8;
+
 /// The lowest exponent to which a sum is aligned. It applies when C is zero and every product is smaller.
 /// Measured on an H200 with bf16 and tf32, the only inputs that reach it: of −127 to −136, only this value
 /// gives every bit.
