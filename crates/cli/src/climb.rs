@@ -39,7 +39,7 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     let options = Options {
         settings: if args.thorough { Settings::thorough() } else { Settings::quick() },
         ptxas: ptxas.as_ref(),
-        cpu_seconds: 0.5,
+        cpu_seconds: Some(0.5),
         machines: Options::machines_for(info.as_ref().map(|info| info.name.as_str())),
         problem,
     };

@@ -212,8 +212,8 @@ pub struct Options<'a> {
     pub settings: Settings,
     /// ptxas, if present.
     pub ptxas: Option<&'a Ptxas>,
-    /// Duration of each CPU measurement, s.
-    pub cpu_seconds: f64,
+    /// Duration of each CPU measurement, s. `None` leaves the CPU out.
+    pub cpu_seconds: Option<f64>,
     /// Machines to predict for. The table shows the first one.
     pub machines: Vec<Gpu>,
 }
@@ -263,10 +263,12 @@ pub fn climb<C: Card>(
     });
     let card = card.transpose().map_err(ClimbError::Measure)?;
     let mut cpu = Vec::new();
-    for dtype in DType::OUTPUTS {
-        progress(Progress::Start("cpu"));
-        let problem = Problem { dtypes: dtype.into(), ..options.problem.clone() };
-        cpu.push(race_cpu(&problem, &CpuPlan::for_problem(&problem), None, options.cpu_seconds)?);
+    if let Some(seconds) = options.cpu_seconds {
+        for dtype in DType::OUTPUTS {
+            progress(Progress::Start("cpu"));
+            let problem = Problem { dtypes: dtype.into(), ..options.problem.clone() };
+            cpu.push(race_cpu(&problem, &CpuPlan::for_problem(&problem), None, seconds)?);
+        }
     }
     let ptxas = options.ptxas.map(|p| p.version().to_owned());
     Ok(Climb { problem: options.problem.clone(), machines, rungs: climbed, cpu, ptxas, card })
@@ -393,7 +395,7 @@ mod tests {
         let options = Options {
             settings: Settings::quick(),
             ptxas: ptxas.as_ref(),
-            cpu_seconds: 0.001,
+            cpu_seconds: None,
             machines: Options::machines_for(None),
             problem: problem.clone(),
         };

@@ -11,7 +11,7 @@ fn small_climb() -> Climb {
     let problem = Problem::new(1, 8, 128, 64, DType::F16);
     let settings = Settings::quick().first_run();
     let machines = Options::machines_for(None);
-    let options = Options { problem: problem.clone(), settings, ptxas: None, cpu_seconds: 0.0, machines };
+    let options = Options { problem: problem.clone(), settings, ptxas: None, cpu_seconds: None, machines };
     climb(&options, rungs(&problem, &Arch::SM_89).unwrap(), None::<&mut Workbench>, |_| {}).unwrap()
 }
 
