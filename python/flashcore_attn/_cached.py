@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,10 @@ from ._errors import ArgumentError, DTypeError, UnsupportedError, dimensions, in
 if TYPE_CHECKING:
     from ._features import Append, Features
     from ._flashcore import Terms
+
+
+#: Results that one kernel merges, at most.
+_MERGED_AT_ONCE = 16
 
 
 def append_and_attend(
@@ -118,23 +123,29 @@ def merge_states(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor
 )
 def _merge_operator(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
     _check_parts(outs, lses)
-    if outs[0].device.type != "cpu":
+    first, device = outs[0], outs[0].device
+    on_gpu = device.type == "cuda" and len(outs) <= _MERGED_AT_ONCE and first.shape[-1] * first.element_size() % 4 == 0
+    if device.type != "cpu" and not on_gpu:
         return _merged(outs, lses)
+    if on_gpu and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return _merge_operator(outs, lses)
     outs = [_cuda.resolved("outs", _calls._plain(x)).contiguous() for x in outs]
-    rows = [_cuda.resolved("lses", _calls._plain(x)).transpose(-1, -2).contiguous() for x in lses]
-    out, lse = torch.empty_like(outs[0]), torch.empty_like(rows[0])
+    lses = [_cuda.resolved("lses", _calls._plain(x)).contiguous() for x in lses]
+    out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
     held: list[Any] = []
     _flashcore.merge_states(
-        [(_memory.address("outs", x, held), _memory.address("lses", y, held)) for x, y in zip(outs, rows)],
+        [(_memory.address("outs", x, held), _memory.address("lses", y, held)) for x, y in zip(outs, lses)],
         (_memory.address("out", out, held), _memory.address("lse", lse, held)),
-        (lse.numel(), out.shape[-1]),
+        (math.prod(out.shape[:-3]), *out.shape[-3:]),
         _cuda.DTYPES[out.dtype],
+        (device.index, torch.cuda.current_stream(device).cuda_stream) if on_gpu else (None, torch.get_num_threads()),
     )
-    return out, lse.transpose(-1, -2).contiguous()
+    return out, lse
 
 
 def _merged(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The merge in float32 by PyTorch's operators, on any device."""
+    """The merge in float32 by PyTorch's operators: of more parts than a kernel takes, and on other devices."""
     top = torch.stack(lses).amax(0)
     top = torch.where(top == -torch.inf, 0.0, top)  # a row that saw no key
     total, whole = torch.zeros_like(top), torch.zeros_like(outs[0], dtype=torch.float32)

@@ -75,8 +75,15 @@ class Eager:
     def sdpa(self, *arguments: Any) -> Any: ...
     def gradients(self, *arguments: Any) -> Any: ...
 
-def merge_states(parts: list[tuple[int, int]], to: tuple[int, int], shape: tuple[int, int], dtype: str) -> None:
-    """Merges dense results of ``shape`` rows and elements: addresses of rows, and of an LSE for each row."""
+def merge_states(
+    parts: list[tuple[int, int]],
+    to: tuple[int, int],
+    extents: tuple[int, ...],
+    dtype: str,
+    place: tuple[int | None, int],
+) -> None:
+    """Merges dense results of the ``extents`` batch, row, head and dim: the addresses of each part's rows and of its
+    log-sum-exps ``(batch, head, row)``, and those of the result."""
 
 # Address, shape and strides in elements, in the order page (or 1), row, head, dim.
 _Rows = tuple[int, tuple[int, ...], tuple[int, ...]]

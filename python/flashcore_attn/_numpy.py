@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -161,15 +162,16 @@ def merge_states(
         if lse.dtype != np.float32:
             raise DTypeError(invalid_words(f"the dtype of lses[{i}]", lse.dtype, "float32"))
     outs = [np.ascontiguousarray(_whole(_unwrapped("outs", out))) for out in outs]
-    rows = [np.ascontiguousarray(np.swapaxes(_whole(_unwrapped("lses", lse)), -1, -2)) for lse in lses]
-    merged, sums = np.empty_like(outs[0]), np.empty_like(rows[0])
+    lses = [np.ascontiguousarray(_whole(_unwrapped("lses", lse))) for lse in lses]
+    merged, sums = np.empty_like(outs[0]), np.empty_like(lses[0])
     _flashcore.merge_states(
-        [(out.ctypes.data, lse.ctypes.data) for out, lse in zip(outs, rows)],
+        [(out.ctypes.data, lse.ctypes.data) for out, lse in zip(outs, lses)],
         (merged.ctypes.data, sums.ctypes.data),
-        (sums.size, merged.shape[-1]),
+        (math.prod(merged.shape[:-3]), *merged.shape[-3:]),
         _DTYPES[kind.name],
+        (None, 0),
     )
-    return merged, np.swapaxes(sums, -1, -2)
+    return merged, sums
 
 
 def _described_append(append: Append, dtype: np.dtype[Any], held: list[Any]) -> DescribedAppend:

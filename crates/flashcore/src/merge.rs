@@ -42,23 +42,35 @@ pub fn merge_states<T: Element>(
         check("a part's rows", rows_of_part.len(), elements)?;
         check("a part's lse", lse_of_part.len(), rows)?;
     }
+    merge_rows(parts, dim, out, lse, |row| row);
+    Ok(())
+}
+
+/// [`merge_states`] on slices of the right lengths. The LSE of row `i` is element `lse_of_row(i)`.
+pub(crate) fn merge_rows<T: Element>(
+    parts: &[PartialResult<'_, T>],
+    dim: usize,
+    out: &mut [T],
+    lse: &mut [f32],
+    lse_of_row: impl Fn(usize) -> usize,
+) {
     let mut sums = vec![0.0f32; dim];
-    for (row, merged) in lse.iter_mut().enumerate() {
-        let largest = parts.iter().map(|(_, lse)| lse[row]).fold(f32::NEG_INFINITY, nan_or_max);
+    for row in 0..lse.len() {
+        let at = lse_of_row(row);
+        let largest = parts.iter().map(|(_, lse)| lse[at]).fold(f32::NEG_INFINITY, nan_or_max);
         sums.fill(0.0);
         let mut total = 0.0;
-        for (values, lse) in parts.iter().filter(|(_, lse)| lse[row] != f32::NEG_INFINITY) {
-            let weight = if lse[row] == largest { 1.0 } else { (lse[row] - largest).exp() };
+        for (values, lse) in parts.iter().filter(|(_, lse)| lse[at] != f32::NEG_INFINITY) {
+            let weight = if lse[at] == largest { 1.0 } else { (lse[at] - largest).exp() };
             total += weight;
             for (sum, value) in sums.iter_mut().zip(&values[row * dim..][..dim]) {
                 *sum += weight * value.to_f32();
             }
         }
-        *merged = if total == 0.0 { f32::NEG_INFINITY } else { largest + total.ln() };
+        lse[at] = if total == 0.0 { f32::NEG_INFINITY } else { largest + total.ln() };
         let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
         T::narrow_scaled(&sums, factor, &mut out[row * dim..][..dim]);
     }
-    Ok(())
 }
 
 /// The larger number; NaN if one of them is NaN.

@@ -13,6 +13,8 @@ mod gradients;
 mod harness;
 #[path = "gpu/hopper.rs"]
 mod hopper;
+#[path = "gpu/merge.rs"]
+mod merge;
 #[path = "gpu/ring.rs"]
 mod ring;
 #[path = "../../driver/tests/fake/runner.rs"]
@@ -39,6 +41,7 @@ fn scenario() {
         Ok("device_memory") => [device_memory, addresses].iter().for_each(|test| test()),
         Ok("calls") => calls::calls(),
         Ok("gradients") => gradients::gradients(),
+        Ok("merge") => merge::merge(),
         Ok("ring") => ring::ring(),
         Ok("lengths") => lengths(),
         Ok("fallbacks") => fallbacks(),
@@ -627,6 +630,11 @@ fn hoppers_families_take_device_memory() {
 #[test]
 fn calls_that_come_again_are_one_call_of_the_driver() {
     passes("calls", &[("FAKE_SM", "90"), ("FAKE_THREADS", "512")]);
+}
+
+#[test]
+fn results_are_merged_on_the_device() {
+    on_the_emulator("merge", &[("FAKE_THREADS", "256")]);
 }
 
 #[test]

@@ -68,6 +68,17 @@ impl fmt::Display for BufferKind {
     }
 }
 
+/// An array of a kernel that is no attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelArray {
+    /// The name in findings and errors.
+    pub name: &'static str,
+    /// Size in bytes.
+    pub bytes: usize,
+    /// How the kernel uses the array.
+    pub access: Access,
+}
+
 /// Bytes from the start of a tensor's buffer to its element (0, 0, 0, 0).
 pub(crate) fn origin(problem: &Problem, tensor: Tensor) -> u64 {
     (problem.span(tensor).map_or(0, |(_, origin)| origin) * problem.dtypes.of(tensor).bytes()) as u64

@@ -29,15 +29,17 @@ mod features;
 pub mod forward;
 pub mod genes;
 mod grid;
+pub mod merge;
 mod plan;
 mod program;
 pub mod quantize;
 pub mod select;
 mod symptom;
+mod words;
 
 pub use arch::Arch;
 pub use baked::{Baked, Dims, Repeated, TableKind};
-pub use contract::BufferKind;
+pub use contract::{BufferKind, KernelArray};
 pub use error::{KernelError, PlanError};
 pub use family::{Family, Plan};
 pub use features::Features;

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._errors import FlashCoreError, invalid
 from .._kvcache import flash_attn_with_kvcache
+from .._merge import merge_states
 from ._exchange import agree, answering, number
 
 __all__ = ["decode_attn_func", "merge_over_group"]
@@ -27,19 +28,21 @@ def merge_over_group(out: Tensor, lse: Tensor, group: dist.ProcessGroup | None =
         ``(out, lse)``, of equal bits on all ranks: results are merged in the order of ranks.
     """
     ranks = dist.get_world_size(group)
-    batch, rows, heads, dim = out.shape
+    batch, rows, heads, _ = out.shape
     if tuple(lse.shape) != (batch, heads, rows):
         raise invalid("the shape of lse", tuple(lse.shape), f"{(batch, heads, rows)}")
-    # One message: the log-sum-exp is a column beside the result.
-    own = torch.cat((out.float(), lse.transpose(1, 2)[..., None]), -1).contiguous()
-    parts = own.new_empty((ranks, *own.shape))
+    # One message: the log-sum-exps lie behind the result.
+    of_out = out.numel() * out.element_size()
+    behind = (of_out + 15) // 16 * 16
+    parts = torch.empty((ranks + 1, (behind + 4 * lse.numel() + 15) // 16 * 16), dtype=torch.uint8, device=out.device)
+    outs = parts[:, :of_out].view(out.dtype).view(ranks + 1, *out.shape).unbind()
+    lses = parts[:, behind : behind + 4 * lse.numel()].view(torch.float32).view(ranks + 1, *lse.shape).unbind()
+    outs[ranks].copy_(out)
+    lses[ranks].copy_(lse)
     with answering(group, "exchange results"):
-        dist.all_gather_into_tensor(parts.view(-1), own.view(-1), group=group)
-    parts, lses = parts[..., :dim], parts[..., dim:]
-    total = lses.logsumexp(0)
-    # A row without a key on any rank has minus infinity everywhere, and its result is 0.
-    shares = (lses - total).exp_().nan_to_num_(0.0)
-    return (parts * shares).sum(0).to(out.dtype), total[..., 0].transpose(1, 2).contiguous()
+        dist.all_gather_into_tensor(parts[:ranks].view(-1), parts[ranks], group=group)
+    merged: tuple[Tensor, Tensor] = merge_states(outs[:ranks], lses[:ranks])
+    return merged
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use driver::{Context, DriverError, Expect, Function};
 use kernels::cache::CacheCode;
+use kernels::merge::MergeCode;
 use kernels::quantize::QuantizationCode;
 use kernels::{Baked, KernelError, Plan, Program};
 
@@ -26,6 +27,7 @@ pub(super) enum Code {
     Attention(Box<(Baked, Plan)>),
     Quantization(QuantizationCode),
     Cache(CacheCode),
+    Merge(MergeCode),
 }
 
 /// The loaded kernels of a program, which passed admission, in launch order.

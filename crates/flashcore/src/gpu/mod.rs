@@ -6,7 +6,7 @@
 //! resources with the plan. [`Prepared::enqueue`] then only launches: it does not wait or allocate, and it
 //! may be captured in a graph.
 
-mod cache;
+mod arrays;
 mod candidates;
 mod host;
 mod launches;
@@ -19,13 +19,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use kernels::cache::CacheWrite;
 use kernels::{Arch, Plan};
 use problem::Problem;
 
 use crate::AttentionError;
 use crate::known::{Key, Known, Wish};
-pub(crate) use cache::{CacheWriter, Written};
+pub(crate) use arrays::{ArrayKernel, ArrayWork, Written};
 pub use candidates::PlanSource;
 pub use driver::{
     Buffer, Context, DeviceInfo, DeviceSlice, DriverError, Event, Graph, GraphExec, Pinned, Pool, PoolBuffer,
@@ -52,7 +51,7 @@ pub struct Gpu {
     streams: Mutex<Vec<Stream>>,
     kernels: Arc<loaded::Kernels>,
     prepared: RwLock<Known<Arc<Prepared>>>,
-    writers: RwLock<Known<Arc<CacheWriter>, CacheWrite>>,
+    array_kernels: RwLock<Known<Arc<ArrayKernel>, ArrayWork>>,
 }
 
 impl Gpu {
@@ -77,7 +76,7 @@ impl Gpu {
             streams: Mutex::default(),
             kernels: Arc::default(),
             prepared: RwLock::default(),
-            writers: RwLock::default(),
+            array_kernels: RwLock::default(),
         };
         let gpu = Arc::new(gpu);
         open.insert(ordinal, gpu.clone());

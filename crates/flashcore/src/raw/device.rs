@@ -1,8 +1,9 @@
-//! Writes into a cache in device memory, by addresses.
+//! Kernels on arrays in device memory that are no attention, by addresses.
 
 use std::sync::Arc;
 
 use driver::{DeviceSlice, StreamRef};
+use kernels::KernelArray;
 use kernels::cache::{CacheWrite, HeadRows, Rotation, RowPlaces};
 use problem::{DType, ElementType, LengthArray, Operand, OperandMap, Problem, Strides};
 use smallvec::SmallVec;
@@ -10,43 +11,43 @@ use smallvec::SmallVec;
 use super::Tensor;
 use super::append::{Appending, is_local};
 use crate::AttentionError;
-use crate::gpu::{CacheWriter, Gpu, Written};
+use crate::gpu::{ArrayKernel, ArrayWork, Gpu, Written};
 
 /// Elements of which the address of a row may be a multiple, at most.
 const ALIGNED: u64 = 16;
 
-/// A write that is ready to launch.
+/// A kernel that is ready to launch.
 #[derive(Debug)]
-pub(super) struct DeviceWrite {
-    writer: Arc<CacheWriter>,
+pub(super) struct DeviceWork {
+    kernel: Arc<ArrayKernel>,
     /// Address and bytes of each array of the caller.
     arrays: Vec<(u64, usize)>,
 }
 
-impl DeviceWrite {
-    /// The kernel of a write, whose arrays have these addresses.
+impl DeviceWork {
+    /// The kernel of a work, whose arrays have these addresses. `address` is asked in their order.
     pub(super) fn new(
         gpu: &Gpu,
-        write: &CacheWrite,
-        address: impl Fn(&str) -> Option<u64>,
-    ) -> Result<DeviceWrite, AttentionError> {
-        let writer = gpu.cache_writer(write)?;
-        let find = |array: &kernels::cache::CacheArray| {
+        work: &ArrayWork,
+        mut address: impl FnMut(&str) -> Option<u64>,
+    ) -> Result<DeviceWork, AttentionError> {
+        let kernel = gpu.array_kernel(work)?;
+        let find = |array: &KernelArray| {
             let missing = AttentionError::OperandWanted { operand: array.name, wanted: true };
             Ok::<_, AttentionError>((address(array.name).ok_or(missing)?, array.bytes))
         };
-        let arrays = writer.inputs().map(find).collect::<Result<_, _>>()?;
-        Ok(DeviceWrite { writer, arrays })
+        let arrays = kernel.inputs().map(find).collect::<Result<_, _>>()?;
+        Ok(DeviceWork { kernel, arrays })
     }
 
     pub(super) fn workspace_bytes(&self) -> usize {
-        self.writer.workspace_bytes()
+        self.kernel.workspace_bytes()
     }
 
-    /// Enqueues the write, and then the work that reads its results.
+    /// Enqueues the kernel, and then the work that reads its results.
     ///
     /// # Safety
-    /// As [`super::Ready::enqueue`], of the arrays of the write.
+    /// As [`super::Ready::enqueue`], of the arrays.
     pub(super) unsafe fn enqueue(
         &self,
         stream: StreamRef<'_>,
@@ -57,7 +58,7 @@ impl DeviceWrite {
             unsafe { DeviceSlice::from_raw(start, bytes) }
         };
         let slices: SmallVec<[DeviceSlice<'_>; 16]> = self.arrays.iter().map(slice).collect();
-        self.writer.enqueue(stream, &slices, then)
+        self.kernel.enqueue(stream, &slices, then)
     }
 }
 
@@ -92,7 +93,7 @@ impl Appending {
         gpu: &Gpu,
         problem: &Problem,
         operands: &OperandMap<Tensor>,
-    ) -> Result<DeviceWrite, AttentionError> {
+    ) -> Result<DeviceWork, AttentionError> {
         let (append, [q, k, v]) = self.parts();
         let new = [append.keys, append.values];
         let rotation = append.rotary.as_ref().map(|rotary| Rotation {
@@ -128,7 +129,7 @@ impl Appending {
         let rotary = |part: fn(&super::Rotary) -> Option<Tensor>| {
             append.rotary.as_ref().and_then(part).map(|tensor| tensor.address)
         };
-        DeviceWrite::new(gpu, &write, |name| match name {
+        DeviceWork::new(gpu, &ArrayWork::Write(write), |name| match name {
             "k_new" => Some(append.keys.address),
             "v_new" => Some(append.values.address),
             "k" => Some(k.address),

@@ -30,6 +30,7 @@ mod append;
 mod calls;
 mod device;
 mod host;
+mod merge;
 mod recent;
 mod repeated;
 mod rotary;
@@ -53,6 +54,7 @@ use crate::known::{Key, Wish};
 pub use append::Append;
 pub use calls::{Described, Interface, keep_call, launch_again};
 pub(crate) use host::plan_for;
+pub use merge::{Merge, merge_states};
 pub use problem::OperandMap;
 pub use repeated::Repeated;
 pub use rotary::Rotary;
@@ -239,7 +241,7 @@ enum On<'a> {
         handle: u64,
         prepared: Arc<Prepared>,
         /// The append, which is launched before.
-        write: Option<device::DeviceWrite>,
+        write: Option<device::DeviceWork>,
     },
     HostSlots {
         executor: Option<&'a dyn Executor>,
@@ -248,7 +250,7 @@ enum On<'a> {
     StreamSlots {
         gpu: &'a Gpu,
         handle: u64,
-        write: device::DeviceWrite,
+        write: device::DeviceWork,
     },
 }
 
@@ -361,7 +363,7 @@ impl Ready<'_> {
             On::Nothing | On::Host { .. } | On::HostSlots { .. } => 0,
             On::StreamSlots { write, .. } => write.workspace_bytes(),
             On::Stream { prepared, write, .. } => {
-                let of_write = write.as_ref().map_or(0, device::DeviceWrite::workspace_bytes);
+                let of_write = write.as_ref().map_or(0, device::DeviceWork::workspace_bytes);
                 prepared.workspace_bytes() + of_write
             }
         }

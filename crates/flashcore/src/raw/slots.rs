@@ -4,11 +4,12 @@ use cpu::Executor;
 use kernels::cache::{CacheWrite, RowPlaces};
 use problem::{DType, ElementType};
 
-use super::device::{DeviceWrite, aligned, float, head_rows};
+use super::device::{DeviceWork, aligned, float, head_rows};
 use super::rotary::{check_rows, check_shape, refused};
 use super::rows::{NewRow, RowWrite};
 use super::{On, Queue, Ready, Tensor, View};
 use crate::AttentionError;
+use crate::gpu::ArrayWork;
 
 /// New keys and values, and the slot of each: its row in the cache, counted over all pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,7 +48,8 @@ pub fn prepare_slots<'a>(queue: Queue<'a>, write: &SlotWrite) -> Result<Ready<'a
         _ if is_empty => On::Nothing,
         Queue::Host { executor, .. } => On::HostSlots { executor, write: *write },
         Queue::Stream { gpu, handle } => {
-            let write = DeviceWrite::new(gpu, &write.on_device(), |name| write.address(name))?;
+            let write =
+                DeviceWork::new(gpu, &ArrayWork::Write(write.on_device()), |name| write.address(name))?;
             On::StreamSlots { gpu, handle, write }
         }
     };

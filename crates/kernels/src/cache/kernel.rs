@@ -1,15 +1,14 @@
 //! The launch contract and the body of the kernel that writes into a cache.
 
 use problem::{DType, Problem};
-use ptx::{Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, SpecialReg, Type};
+use ptx::{Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, Pred, R32, R64, SpecialReg, Type};
 use tile::divide;
 
-use super::{
-    CacheArray, CacheCode, CacheWrite, HeadRows, LENGTHS, PlaceCode, ROTATED, RotationCode, THREADS,
-};
+use super::{CacheCode, CacheWrite, HeadRows, LENGTHS, PlaceCode, ROTATED, RotationCode, THREADS};
 use crate::Arch;
-use crate::contract::Contract;
+use crate::contract::{Contract, KernelArray};
 use crate::draft::Draft;
+use crate::words::{elements, half_of, load_words, store_words};
 
 const ENTRY: &str = "flash_write_cache";
 
@@ -84,7 +83,7 @@ impl Params {
         let arrays = write.arrays();
         let starts: Vec<(&str, Global)> = arrays
             .iter()
-            .map(|&CacheArray { name, bytes, access }| (name, c.array(k, name, bytes, access)))
+            .map(|&KernelArray { name, bytes, access }| (name, c.array(k, name, bytes, access)))
             .collect();
         let find = |name: &str| starts.iter().find(|(other, _)| *other == name).map(|&(_, start)| start);
         let array = |name: &str| find(name).expect("the arrays of a write are known");
@@ -400,7 +399,7 @@ impl Writer {
             if to == self.code.from {
                 self.store_words(k, row.to, column, &words);
             } else {
-                let elements = self.elements(k, &words);
+                let elements = elements(k, self.code.from, &words);
                 self.store(k, (row, to), column, &elements);
             }
         };
@@ -424,7 +423,7 @@ impl Writer {
         (angles, rotation): (Angles, RotationCode),
     ) {
         let words = self.load(k, row.from, column);
-        let first = self.elements(k, &words);
+        let first = elements(k, self.code.from, &words);
         if rotation.interleaved {
             let pair = k.shr_u(column, 1);
             let mut turned = Vec::new();
@@ -436,7 +435,7 @@ impl Writer {
         }
         let partner = k.add(column, rotation.pairs);
         let words = self.load(k, row.from, partner);
-        let second = self.elements(k, &words);
+        let second = elements(k, self.code.from, &words);
         let (mut low, mut high) = (Vec::new(), Vec::new());
         for (number, (&x, &y)) in (0..).zip(first.iter().zip(&second)) {
             let at = angles.load(k, rotation.dtype, column, number);
@@ -450,30 +449,14 @@ impl Writer {
 
     /// The words of a unit of the new rows.
     fn load(&self, k: &mut Builder, row: Global, column: R32) -> Vec<R32> {
-        let at = k.index(row, column, self.code.from.bytes() as u32);
-        match self.code.width as usize * self.code.from.bytes() {
-            16 => k.ld_vec::<R32, 4>(at).to_vec(),
-            8 => k.ld_vec::<R32, 2>(at).to_vec(),
-            _ => vec![k.ld(at)],
-        }
+        let size = self.code.from.bytes() as u32;
+        let at = k.index(row, column, size);
+        load_words(k, at, self.code.width * size)
     }
 
     fn store_words(&self, k: &mut Builder, row: Global, column: R32, words: &[R32]) {
-        let bytes = 4 * words.len() as u32 / self.code.width;
-        let at = k.index(row, column, bytes);
-        match *words {
-            [a, b, c, d] => k.st_vec(at, [a, b, c, d]),
-            [a, b] => k.st_vec(at, [a, b]),
-            _ => k.st(at, words[0]),
-        }
-    }
-
-    /// The elements of a unit in f32.
-    fn elements(&self, k: &mut Builder, words: &[R32]) -> Vec<F32> {
-        match half_of(self.code.from) {
-            Some(half) => words.iter().flat_map(|&word| k.unpack(half, word)).collect(),
-            None => words.iter().map(|&word| k.from_bits(word)).collect(),
-        }
+        let at = k.index(row, column, 4 * words.len() as u32 / self.code.width);
+        store_words(k, at, words);
     }
 
     /// Rounds the elements of a unit and stores them.
@@ -513,14 +496,6 @@ impl Angles {
 fn turn(k: &mut Builder, [x, y]: [F32; 2], [cos, sin]: [F32; 2]) -> [F32; 2] {
     let [xc, ys, xs, yc] = [(x, cos), (y, sin), (x, sin), (y, cos)].map(|(a, b)| k.mul(a, b));
     [k.sub(xc, ys), k.add(xs, yc)]
-}
-
-fn half_of(dtype: DType) -> Option<Half> {
-    match dtype {
-        DType::F16 => Some(Half::F16),
-        DType::Bf16 => Some(Half::Bf16),
-        _ => None,
-    }
 }
 
 /// `n / by` and `n mod by`.

@@ -12,7 +12,7 @@ use ptx::Access;
 
 use crate::error::accept;
 use crate::program::Contracts;
-use crate::{Arch, KernelError, PlanError, Program, draft};
+use crate::{Arch, KernelArray, KernelError, PlanError, Program, draft};
 
 /// The name of the generator in errors.
 const NAME: &str = "cache";
@@ -97,17 +97,6 @@ pub struct Rotation {
     pub packed: bool,
     /// Whether each query has a position of its own. Else all queries have the position of the first.
     pub local: bool,
-}
-
-/// An array of the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheArray {
-    /// The name in findings and errors.
-    pub name: &'static str,
-    /// Size in bytes.
-    pub bytes: usize,
-    /// How the kernel uses the array.
-    pub access: Access,
 }
 
 /// The lengths after the append, i32, in [`CacheWrite::arrays`].
@@ -203,10 +192,10 @@ impl RowPlaces {
 
 impl CacheWrite {
     /// All arrays of the kernel, in the order of its buffers.
-    pub fn arrays(&self) -> Vec<CacheArray> {
+    pub fn arrays(&self) -> Vec<KernelArray> {
         let mut all = Vec::new();
         let mut add = |name, elements: usize, bytes: usize, access| {
-            all.push(CacheArray { name, bytes: elements * bytes, access });
+            all.push(KernelArray { name, bytes: elements * bytes, access });
         };
         let (from, to) = (self.from.bytes(), self.to.bytes());
         let of = |tensor: &HeadRows| tensor.span().unwrap_or(0);

@@ -13,6 +13,7 @@ mod genes;
 mod hidden_numbers;
 mod machine_code;
 mod many_entries;
+mod merge;
 mod mma_fp8;
 mod programs;
 mod quantize;

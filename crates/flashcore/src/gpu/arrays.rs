@@ -1,10 +1,11 @@
-//! Kernels that write keys and values into a cache in device memory.
+//! Kernels on arrays in device memory that are no attention: writes into a cache, and merges.
 
 use std::sync::{Arc, PoisonError};
 
 use driver::{DeviceSlice, Expect, StreamRef};
-use kernels::BufferKind;
-use kernels::cache::{self, CacheArray, CacheWrite, LENGTHS, ROTATED};
+use kernels::cache::{self, CacheWrite, LENGTHS, ROTATED};
+use kernels::merge::{self, StateMerge};
+use kernels::{Arch, BufferKind, Contracts, KernelArray, KernelError, Program};
 use problem::{LengthArray, Operand};
 use smallvec::SmallVec;
 
@@ -17,11 +18,51 @@ use crate::AttentionError;
 /// Arrays of a launch that need no heap memory.
 const INLINE: usize = 16;
 
-/// The kernel of a write, loaded on a device, and the memory for its results. Any thread may use it.
+/// What a kernel does.
+#[expect(clippy::large_enum_variant, reason = "the value lives for one call, which need not allocate")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ArrayWork {
+    /// Writes keys and values into a cache.
+    Write(CacheWrite),
+    /// Merges results over different keys.
+    Merge(StateMerge),
+}
+
+impl ArrayWork {
+    fn arrays(&self) -> Vec<KernelArray> {
+        match self {
+            ArrayWork::Write(write) => write.arrays(),
+            ArrayWork::Merge(merge) => merge.arrays(),
+        }
+    }
+
+    fn bind(&self, arch: &Arch) -> Result<(Code, Contracts), KernelError> {
+        Ok(match self {
+            ArrayWork::Write(write) => {
+                let (code, contracts) = cache::bind(write, arch)?;
+                (Code::Cache(code), contracts)
+            }
+            ArrayWork::Merge(merge) => {
+                let (code, contracts) = merge::bind(merge, arch)?;
+                (Code::Merge(code), contracts)
+            }
+        })
+    }
+
+    fn emit(&self, arch: &Arch) -> Result<Program, KernelError> {
+        match self {
+            ArrayWork::Write(write) => cache::emit(write, arch),
+            ArrayWork::Merge(merge) => merge::emit(merge, arch),
+        }
+    }
+}
+
+/// A kernel that is loaded on a device, and the memory for the results that the next kernel reads. Any thread
+/// may use it.
 #[derive(Debug)]
-pub(crate) struct CacheWriter {
-    arrays: Vec<CacheArray>,
-    /// The places of the results that the next kernel reads, in the workspace.
+pub(crate) struct ArrayKernel {
+    arrays: Vec<KernelArray>,
+    /// The places of these results in the workspace.
     results: Vec<(usize, usize)>,
     launches: Launches,
     /// Memory of the results; `None` without results.
@@ -48,33 +89,30 @@ impl<'a> Written<'a> {
     }
 }
 
-fn is_result(array: &CacheArray) -> bool {
+fn is_result(array: &KernelArray) -> bool {
     matches!(array.name, LENGTHS | ROTATED)
 }
 
 impl Gpu {
-    /// The kernel of a write, loaded and kept. Lengths, extents and strides need no new code.
-    pub(crate) fn cache_writer(&self, write: &CacheWrite) -> Result<Arc<CacheWriter>, AttentionError> {
+    /// The kernel of a work, loaded and kept. Lengths, extents and strides need no new code.
+    pub(crate) fn array_kernel(&self, work: &ArrayWork) -> Result<Arc<ArrayKernel>, AttentionError> {
         driver::process::check()?;
-        let known = self.writers.read().unwrap_or_else(PoisonError::into_inner).get(write);
+        let known = self.array_kernels.read().unwrap_or_else(PoisonError::into_inner).get(work);
         if let Some(known) = known {
             return Ok(known);
         }
-        let writer = Arc::new(CacheWriter::new(self, write)?);
-        Ok(self.writers.write().unwrap_or_else(PoisonError::into_inner).keep(*write, writer))
+        let kernel = Arc::new(ArrayKernel::new(self, work)?);
+        Ok(self.array_kernels.write().unwrap_or_else(PoisonError::into_inner).keep(*work, kernel))
     }
 }
 
-impl CacheWriter {
-    fn new(gpu: &Gpu, write: &CacheWrite) -> Result<CacheWriter, AttentionError> {
-        let (code, contracts) = cache::bind(write, &gpu.arch)?;
-        let arrays = write.arrays();
+impl ArrayKernel {
+    fn new(gpu: &Gpu, work: &ArrayWork) -> Result<ArrayKernel, AttentionError> {
+        let (code, contracts) = work.bind(&gpu.arch)?;
+        let arrays = work.arrays();
         let buffers: Vec<BufferKind> = arrays.iter().map(|array| BufferKind::Array(array.name)).collect();
-        let key = Key {
-            code: Code::Cache(code),
-            expect: contracts.steps.iter().map(|step| Expect::of(&step.launch)).collect(),
-        };
-        let emit = || cache::emit(write, &gpu.arch);
+        let key = Key { code, expect: contracts.steps.iter().map(|step| Expect::of(&step.launch)).collect() };
+        let emit = || work.emit(&gpu.arch);
         let launches = Launches::new((&gpu.context, &gpu.kernels), &buffers, contracts, key, emit)?;
         let mut layout = ScratchLayout::default();
         let results = arrays.iter().filter(|array| is_result(array));
@@ -84,11 +122,11 @@ impl CacheWriter {
         let workspace = workspace
             .map(|&(purpose, bytes)| gpu.kernels.scratch.of_size(&gpu.context, purpose, bytes))
             .transpose()?;
-        Ok(CacheWriter { arrays, results, launches, workspace })
+        Ok(ArrayKernel { arrays, results, launches, workspace })
     }
 
-    /// The arrays that the caller provides, in their order.
-    pub(crate) fn inputs(&self) -> impl Iterator<Item = &CacheArray> {
+    /// The arrays that the caller provides, in their order, among them those that are written for it.
+    pub(crate) fn inputs(&self) -> impl Iterator<Item = &KernelArray> {
         self.arrays.iter().filter(|array| !is_result(array))
     }
 
@@ -97,8 +135,8 @@ impl CacheWriter {
         self.workspace.as_ref().map_or(0, |own| own.bytes())
     }
 
-    /// Enqueues the write on the stream, and then the work of `then`, which reads the results. `inputs` are
-    /// the arrays of [`CacheWriter::inputs`].
+    /// Enqueues the kernel on the stream, and then the work of `then`, which reads the results. `inputs` are
+    /// the arrays of [`ArrayKernel::inputs`].
     pub(crate) fn enqueue(
         &self,
         stream: StreamRef<'_>,
