@@ -62,8 +62,18 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="write a picture (SVG); with --suite parallel of one step"
     )
+    parser.add_argument(
+        "--predict", type=_ranks, metavar="RANKS", help="with --suite parallel: print the cost model's times for H200s"
+    )
     parser.add_argument("--json", action="store_true", help="print rows instead of a table")
     return parser
+
+
+def _ranks(text: str) -> int:
+    ranks = int(text)
+    if not 2 <= ranks <= 1024:
+        raise argparse.ArgumentTypeError(f"invalid value {ranks}: expected 2 to 1024")
+    return ranks
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -136,7 +146,10 @@ def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, feat
 def _on_several(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.suite != [PARALLEL] or args.what != "race":
         parser.error(f"--suite {PARALLEL} goes with race, and with no other suite")
-    _only(args, parser, f"--suite {PARALLEL}", "seconds", "start", "limit", "evidence", "plot", "json", also=("suite",))
+    options = (
+        ("predict", "json") if args.predict is not None else ("seconds", "start", "limit", "evidence", "plot", "json")
+    )
+    _only(args, parser, f"--suite {PARALLEL}", *options, also=("suite",))
     try:
         from ._parallel import run
     except ImportError as error:

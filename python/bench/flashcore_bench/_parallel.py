@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashcore_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, parallel
-from flashcore_attn.parallel import Costs, GlobalBand, chosen, forecasts
+from flashcore_attn.parallel import Costs, GlobalBand, ScheduleForecast, chosen, decode_forecast, forecasts
 
 from . import _bench
 from ._problem import OURS
@@ -32,6 +32,8 @@ Call = Callable[[], Any]
 
 #: Microseconds of calls that follow each other without a wait.
 _TOGETHER = 5e4
+#: Microseconds of a call that is repeated three times; of one GPU, once for all contestants.
+_LONG = 2e6
 #: The largest relative error, in the Frobenius norm, of a result to that of one GPU.
 _ACCEPTED = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 
@@ -54,12 +56,13 @@ class Work(NamedTuple):
     passes: tuple[str, ...] = ("forward", "forward+backward")
 
 
-def works(scale: int = 1) -> list[Work]:
-    """The problems, with sequences that are ``scale`` times as short."""
-    found = []
-    for full in (16384, 32768, 131072, 524288):
-        rows, passes = full // scale, ("forward",) if full == 524288 else ("forward", "forward+backward")
-        for heads_k in (32, 8):
+def works(ranks: int, scale: int = 1) -> list[Work]:
+    """The problems for so many ranks, with sequences that are ``scale`` times as short."""
+    found, both = [], ("forward", "forward+backward")
+    lengths_of = (16384, 32768, 131072, 524288) if ranks == 2 else (65536, 262144, 1048576)
+    for full in lengths_of:
+        rows, passes = full // scale, ("forward",) if full == 524288 else both
+        for heads_k in (32, 8) if ranks == 2 else (8,):
             found.append(Work(f"causal {rows} 32/{heads_k}", rows, 32, heads_k, 128, passes=passes))
     draw = torch.Generator().manual_seed(47)
     lengths: list[int] = []
@@ -68,7 +71,7 @@ def works(scale: int = 1) -> list[Work]:
         length = int(torch.randint(512 // scale + 1, 24576 // scale, (1,), generator=draw))
         lengths.append(min(length, whole - sum(lengths)))
     found.append(Work(f"documents {whole} 32/8", whole, 32, 8, 128, documents=tuple(lengths)))
-    window, rows, keys = 4096 // scale, 262144 // scale, 1048576 // scale
+    window, rows, keys = 4096 // scale, (262144 if ranks == 2 else 1048576) // scale, 1048576 // scale
     found.append(Work(f"window {window} {rows} 32/8", rows, 32, 8, 128, left=window - 1))
     found.append(Work(f"decode B1 {keys} 32/8", keys, 32, 8, 128, decodes=1, passes=("decode",)))
     return found
@@ -85,9 +88,7 @@ class Shards(NamedTuple):
 def drawn(work: Work, group: Any, device: torch.device, dtype: torch.dtype) -> Shards:
     """q, k, v and the gradient of O, equal on all ranks."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    kind = "documents" if work.documents else "contiguous" if work.left >= 0 or work.decodes else "zigzag"
-    starts = [sum(work.documents[:i]) for i in range(len(work.documents) + 1)] if work.documents else None
-    split = parallel.split_sequence(work.rows, ranks, kind, starts)
+    split = _split(work, ranks)
     draw = torch.Generator(device).manual_seed(1)
 
     def normal(batch: int, rows: int, heads: int) -> Tensor:
@@ -218,7 +219,8 @@ def timed(call: Call, group: Any, device: torch.device, seconds: float) -> list[
     first = torch.tensor([once(1)], dtype=torch.float64, device=device)
     dist.all_reduce(first, dist.ReduceOp.MAX, group)
     calls = max(1, min(20, int(_TOGETHER / first.item())))
-    number = max(5, min(200, int(seconds * 1e6 / first.item() / calls)))
+    least = 5 if first.item() < _LONG else 3
+    number = max(least, min(200, int(seconds * 1e6 / first.item() / calls)))
     samples = torch.tensor([once(calls) for _ in range(number)], dtype=torch.float64, device=device)
     dist.all_reduce(samples, dist.ReduceOp.MAX, group)
     return [float(x) for x in samples.tolist()]
@@ -231,10 +233,11 @@ def rows_of(work: Work, group: Any, device: torch.device, dtype: torch.dtype, se
     for what in work.passes:
         trains = what == "forward+backward"
         whole = one_gpu(work, shards, trains)
-        right = whole()
+        right, ideal = whole(), 0.0
         for name, context, call in contestants(work, shards, group, trains):
             # Directly before each contestant, so that both find the clocks of a busy GPU.
-            ideal = statistics.median(timed(whole, group, device, seconds)) / ranks
+            if ideal * ranks < _LONG:
+                ideal = statistics.median(timed(whole, group, device, seconds)) / ranks
             row = {"suite": "parallel", "problem": work.name, "pass": what, "impl": name, "ranks": ranks}
             row |= {"ideal_us": ideal, "fault": None, "predicted_efficiency": _predicted(work, shards, trains, name)}
             try:
@@ -264,14 +267,42 @@ def _step(work: Work, device: torch.device, dtype: torch.dtype) -> Call:
     return call
 
 
+def _split(work: Work, ranks: int) -> parallel.SequenceSplit:
+    kind = "documents" if work.documents else "contiguous" if work.left >= 0 or work.decodes else "zigzag"
+    starts = [sum(work.documents[:i]) for i in range(len(work.documents) + 1)] if work.documents else None
+    return parallel.split_sequence(work.rows, ranks, kind, starts)
+
+
+def _forecasts(work: Work, ranks: int, element: int, trains: bool, costs: Costs) -> tuple[ScheduleForecast, ...]:
+    dims = (max(1, work.decodes), work.heads, work.heads_k, work.dim, work.dim)
+    if work.decodes:
+        return (decode_forecast(work.rows, ranks, dims, element, costs),)
+    band = GlobalBand(work.left, 0 if work.causal else -1, 0, False)
+    return forecasts(_split(work, ranks), band, dims, element, trains, costs)
+
+
 def _predicted(work: Work, shards: Shards, trains: bool, name: str) -> float | None:
-    if work.decodes or not name.startswith(OURS):
+    if not name.startswith(OURS):
         return None
     device, element = shards.mine[0].device, shards.mine[0].element_size()
-    band = GlobalBand(work.left, 0 if work.causal else -1, 0, False)
-    dims = (1, work.heads, work.heads_k, work.dim, work.dim)
-    told = forecasts(shards.split, band, dims, element, trains, Costs.of(device, 1))
+    told = _forecasts(work, shards.split.ranks, element, trains, Costs.of(device, 1))
     return chosen(told, name[len(OURS) :].strip() or "auto").efficiency
+
+
+def predictions(ranks: int) -> Iterator[dict[str, Any]]:
+    """Rows of the predicted efficiency of bf16 on H200s of one host, one for each problem, pass and schedule."""
+    costs = Costs.of(torch.device("cuda"), 1)
+    for work in works(ranks):
+        for what in work.passes:
+            told = _forecasts(work, ranks, 2, what == "forward+backward", costs)
+            best = chosen(told)
+            possible = sorted((x for x in told if not x.lacks), key=lambda x: -x.seconds)
+            for x in {(x.schedule, x.together): x for x in possible}.values():  # of each schedule the fastest
+                yield {
+                    "suite": "parallel", "problem": work.name, "pass": what, "ranks": ranks, "mode": "predicted",
+                    "impl": f"{OURS} {x.schedule}", "degree": x.together, "chosen": x is best,
+                    "us_predicted": x.seconds * 1e6, "predicted_efficiency": x.efficiency, "constants": costs.source,
+                }  # fmt: skip
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -290,6 +321,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def run(args: Any) -> int:
     """0 if all outputs of FlashCore were correct, 1 if not, 2 if nothing could start."""
+    if args.predict is not None:
+        return _predict(args)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=120))
@@ -312,7 +345,7 @@ def run(args: Any) -> int:
         kept = Rows(args, provenance["commit"])
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     began, failed = time.monotonic(), False
-    for work in works(1 if device.type == "cuda" else 2048)[args.start - 1 :]:
+    for work in works(dist.get_world_size(), 1 if device.type == "cuda" else 2048)[args.start - 1 :]:
         late = torch.tensor([limit is not None and time.monotonic() - began > limit], device=device).int()
         dist.all_reduce(late, dist.ReduceOp.MAX)
         if late.item():
@@ -328,7 +361,7 @@ def run(args: Any) -> int:
     if kept is not None and not args.json:
         print(table(kept.every))
     if args.plot is not None:
-        work = works()[args.start - 1]
+        work = works(dist.get_world_size())[args.start - 1]
         bars = recorded(_step(work, device, dtype))
         if rank == 0:
             title = f"Rank 0 of {dist.get_world_size()}: {work.name}, {work.passes[-1]}"
@@ -336,3 +369,19 @@ def run(args: Any) -> int:
     dist.barrier()
     dist.destroy_process_group()
     return int(failed)
+
+
+def _predict(args: Any) -> int:
+    rows = list(predictions(args.predict))
+    if args.json:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    print(f"predicted for {args.predict} H200s of one host, bf16; constants: {rows[0]['constants']}\n")
+    print("| problem | pass | schedule | predicted µs | of ideal |", "|---|---|---|---:|---:|", sep="\n")
+    for row in rows:
+        name = row["impl"][len(OURS) + 1 :] + (f" of {row['degree']}" if row["impl"].endswith("_ring") else "")
+        name += ", chosen" if row["chosen"] else ""
+        figures = f" {row['us_predicted']:.0f} | {row['predicted_efficiency']:.3f} |"
+        print(f"| {row['problem']} | {row['pass']} | {name} |{figures}")
+    return 0

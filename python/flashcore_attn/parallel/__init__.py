@@ -10,7 +10,7 @@ PyTorch.
 
 from .. import _torch as _torch  # before `_autograd`, which it imports in turn
 from ._attention import SCHEDULES, context_parallel_attn_func, explain
-from ._cost import Costs, ScheduleForecast, chosen, forecasts
+from ._cost import Costs, ScheduleForecast, chosen, decode_forecast, forecasts
 from ._decode import decode_attn_func, merge_over_group
 from ._plan import GlobalBand
 from ._sdpa import sharded_sdpa
@@ -25,6 +25,7 @@ __all__ = [
     "chosen",
     "context_parallel_attn_func",
     "decode_attn_func",
+    "decode_forecast",
     "explain",
     "forecasts",
     "merge_over_group",

@@ -13,7 +13,7 @@ from ._split import SequenceSplit, joined
 from ._stages import stages_of
 from ._ulysses import degrees, lacks
 
-__all__ = ["Costs", "ScheduleForecast", "chosen", "forecasts", "table"]
+__all__ = ["Costs", "ScheduleForecast", "chosen", "decode_forecast", "forecasts", "table"]
 
 #: Slices of heads that are tried, and the least rows times bytes of a slice that are worth a message.
 _SLICES = (1, 2, 4, 8)
@@ -36,6 +36,9 @@ class Costs(NamedTuple):
     host: tuple[float, float, float]
     #: The time that an exchange beside a kernel takes from the kernel, as a share of the exchange.
     overlap_loss: float
+    #: Bytes of keys and values that decoding reads in a second, and seconds of merging its results over ranks.
+    reads: float
+    merge: float
     source: str
 
     @staticmethod
@@ -44,11 +47,12 @@ class Costs(NamedTuple):
         memory of each other."""
         if device.type != "cuda":
             words = "a CPU core and sockets: orders of magnitude"
-            return Costs(5e10, 5e10, 1e9, 1e10, 2e-4, 1e-4, (0.0, 0.0, 0.0), 0.5, words)
+            return Costs(5e10, 5e10, 1e9, 1e10, 2e-4, 1e-4, (0.0, 0.0, 0.0), 0.5, 1e10, 2e-4, words)
         near = Costs(
-            7.4e14, 5e14, 2.32e11, 4.2e12, 3e-5, 1.5e-5, (2e-4, 2e-4, 1e-4), 0.6,
+            7.4e14, 5e14, 2.32e11, 4.2e12, 3e-5, 1.3e-4, (2e-4, 2e-4, 1e-4), 0.6, 4.55e12, 4e-5,
             "H200: 740 TFLOP/s, 4.2 TB/s, 232 GB/s of an all-gather by NCCL, and 0.6 of a hidden exchange lost, "
-            "measured; 500 TFLOP/s backward and the host's times, assumed",
+            "measured; 130 us of a kernel's start and end, fitted to the suite's rows; 500 TFLOP/s backward, the "
+            "host's times and 40 us of merging decoded results, assumed",
         )  # fmt: skip
         if hosts <= 1 and peers:
             words = "380 GB/s of copies between GPUs, and 0.1 of a hidden one lost"
@@ -102,6 +106,19 @@ def forecasts(
     neighbours = (*degrees(split.ranks), split.ranks)
     found += [_of_heads(split, band, dims, element, trains, costs, together) for together in neighbours]
     return tuple(found)
+
+
+def decode_forecast(
+    keys: int, ranks: int, dims: tuple[int, int, int, int, int], element: int, costs: Costs
+) -> ScheduleForecast:
+    """The predicted time of one query of each sequence to ``keys`` keys, which are sharded over ranks. ``dims`` are as
+    in :func:`forecasts`."""
+    batch, heads, heads_k, dim, dim_v = dims
+    whole = batch * keys * heads_k * (dim + dim_v) * element / costs.reads
+    seconds = whole / ranks + costs.merge
+    received = (ranks - 1) * batch * heads * (dim_v * element + 4)
+    share = _share(whole / ranks, seconds)
+    return ScheduleForecast("decode", 1, received, seconds, whole / ranks, costs.merge, 0.0, share, "")
 
 
 def _pairs(call: BandCall) -> int:

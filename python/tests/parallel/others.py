@@ -206,7 +206,7 @@ def of_suite(group):
     from flashcore_bench import _parallel
 
     cpu = torch.device("cpu")
-    works = _parallel.works(4096)
+    works = _parallel.works(2, 4096)
     rows = [row for work in works for row in _parallel.rows_of(work, group, cpu, torch.float32, 0.0)]
     return [len(works), rows, _parallel.table(rows)]
 

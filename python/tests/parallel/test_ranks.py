@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 
 import pytest
@@ -150,4 +151,23 @@ def test_the_suite_of_the_benchmark(ranks):
         for row in rows:
             assert row["fault"] is None and row["samples"] >= 5 and row["efficiency"] > 0, row
             assert row["suite"] == "parallel" and row["ranks"] == 2
-            assert (row["predicted_efficiency"] is None) == (row["pass"] == "decode")
+            assert 0 < row["predicted_efficiency"] <= 1
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_the_benchmark_predicts_times_for_more_gpus(count, capsys):
+    main = pytest.importorskip("flashcore_bench.__main__").main
+    assert main(["--suite", "parallel", "--predict", str(count), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["ranks"] for row in rows} == {count} and all(0 < row["predicted_efficiency"] <= 1 for row in rows)
+    chosen = [(row["problem"], row["pass"]) for row in rows if row["chosen"]]
+    assert sorted(chosen) == sorted({(row["problem"], row["pass"]) for row in rows})
+    # One GPU reads as many bytes as all ranks together.
+    decode = next(row for row in rows if row["pass"] == "decode")
+    assert decode["us_predicted"] * decode["predicted_efficiency"] * count == pytest.approx(2**32 / 4.55e6)
+    with pytest.raises(SystemExit):
+        main(["--suite", "parallel", "--predict", "1"])
+    assert "expected 2 to 1024" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--suite", "parallel", "--predict", "4", "--seconds", "3"])
+    assert "--seconds" in capsys.readouterr().err
