@@ -14,19 +14,21 @@ struct Bridge {
 }
 
 const CANDLE: Bridge = Bridge { folder: "bridges/candle", has_cuda: true };
+const MISTRALRS: Bridge = Bridge { folder: "bridges/mistralrs", has_cuda: true };
 
 /// Bridges that take minutes to compile: mistral.rs has another candle, and burn has 160 crates.
-const SCHEDULED: [Bridge; 2] = [
-    Bridge { folder: "bridges/mistralrs", has_cuda: true },
-    Bridge { folder: "bridges/burn", has_cuda: false },
-];
+const SCHEDULED: [Bridge; 2] = [MISTRALRS, Bridge { folder: "bridges/burn", has_cuda: false }];
 
-/// Tests the bridge to candle.
+/// Tests the bridge to candle, and checks the crates for mistral.rs, which are compiled from the same
+/// sources.
 ///
 /// # Errors
 /// When a command fails.
 pub fn candle(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
-    CANDLE.test(root, cargo)
+    CANDLE.test(root, &cargo)?;
+    let mut check = cargo();
+    check.current_dir(root.join(MISTRALRS.folder));
+    run(check.args(["check", "--locked", "--quiet", "--workspace", "--no-default-features"]))
 }
 
 /// Tests the other bridges, has cargo check mistral.rs of the crates registry with its crates for attention

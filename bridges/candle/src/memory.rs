@@ -73,22 +73,32 @@ impl<'a, S: Memory> Bound<'a, S> {
 
     /// Runs a call on the operands, which are memory of the device of `storage`, and passes it on.
     pub fn run(&self, storage: &S, options: &CallOptions, then: impl FnOnce(&Ready<'_>)) -> Result<()> {
-        let stream = storage.gpu_stream(self.stream);
-        let open = |(number, _)| Gpu::open(i32::try_from(number).map_err(Error::wrap)?).map_err(Error::wrap);
-        let gpu = stream.map(open).transpose()?;
-        let queue = match (&gpu, stream) {
-            (Some(gpu), Some((_, handle))) => Queue::Stream { gpu, handle },
-            _ => Queue::host(),
-        };
-        let ready = raw::prepare(queue, &self.operands, options).map_err(Error::wrap)?;
-        // SAFETY: candle's layouts describe elements within their storages, and the views those of outputs
-        // that were allocated by their shapes. Inputs are borrowed, and outputs are borrowed uniquely, for
-        // `'a`. On a GPU, the guards order other work on the storages, which candle frees in the stream's
-        // order.
-        unsafe { ready.enqueue() }.map_err(Error::wrap)?;
-        then(&ready);
-        Ok(())
+        on_queue(storage, self.stream, |queue| {
+            let ready = raw::prepare(queue, &self.operands, options).map_err(Error::wrap)?;
+            // SAFETY: candle's layouts describe elements within their storages, and the views those of
+            // outputs that were allocated by their shapes. Inputs are borrowed, and outputs are borrowed
+            // uniquely, for `'a`. On a GPU, the guards order other work on the storages, which candle frees
+            // in the stream's order.
+            unsafe { ready.enqueue() }.map_err(Error::wrap)?;
+            then(&ready);
+            Ok(())
+        })
     }
+}
+
+/// Hands over the queue of a device: the stream on the GPU of `storage`, or this host.
+pub(crate) fn on_queue<S: Memory>(
+    storage: &S,
+    stream: &S::Stream,
+    then: impl FnOnce(Queue<'_>) -> Result<()>,
+) -> Result<()> {
+    let stream = storage.gpu_stream(stream);
+    let open = |(number, _)| Gpu::open(i32::try_from(number).map_err(Error::wrap)?).map_err(Error::wrap);
+    let gpu = stream.map(open).transpose()?;
+    then(match (&gpu, stream) {
+        (Some(gpu), Some((_, handle))) => Queue::Stream { gpu, handle },
+        _ => Queue::host(),
+    })
 }
 
 impl Memory for CpuStorage {

@@ -1,13 +1,15 @@
 //! The rows of a cache: views of blocks, and the write of new rows.
 #![allow(unsafe_code, reason = "FlashCore takes addresses")]
 
+use std::borrow::Cow;
+
 #[cfg(feature = "cuda")]
 use candle::CudaStorage;
 use candle::{CpuStorage, DType, Error, InplaceOp1, Layout, Result, Storage, Tensor, bail};
 use flashcore::ElementType;
 use flashcore::raw::{self, SlotWrite, View};
 
-use crate::memory::Memory;
+use crate::memory::{Memory, on_queue};
 use crate::op::rows;
 use crate::side::with_dense_rows;
 
@@ -61,7 +63,8 @@ impl RowWrite {
             bail!("slot_mapping must be i64, u32 or i32, got {:?}", self.slots.dtype())
         }
         self.slots = self.slots.contiguous()?;
-        self.new = [with_dense_rows(&self.new[0])?, with_dense_rows(&self.new[1])?];
+        let [k, v] = [0, 1].map(|i| with_dense_rows(&self.new[i]).map(Cow::into_owned));
+        self.new = [k?, v?];
         self.check_storages()?;
         self.caches[0].inplace_op1(&KeyCache(&self))
     }
@@ -124,7 +127,7 @@ impl RowWrite {
             wide: self.slots.dtype() == DType::I64,
             factors: self.factors.is_some().then(|| Ok::<_, Error>([factor(3)?, factor(4)?])).transpose()?,
         };
-        inputs[0].0.queue(&stream, |queue| {
+        on_queue(inputs[0].0, &stream, |queue| {
             // SAFETY: candle's layouts describe elements within their storages. Inputs are borrowed, both
             // caches are locked for writing, and `check_storages` has found that no other tensor has their
             // storages. On a GPU, the guards order other work on the storages.

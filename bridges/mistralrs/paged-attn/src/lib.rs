@@ -43,6 +43,8 @@ mod cuda;
 mod memory;
 #[path = "../../../candle/src/op.rs"]
 mod op;
+#[path = "../../../candle/src/repeat.rs"]
+mod repeat;
 #[path = "../../../candle/src/side.rs"]
 mod side;
 

@@ -91,8 +91,9 @@ fn attend(
         ..CallOptions::default()
     };
     let attention = Attention { name, options, side, lse: None };
-    let [q, k, v] = [&q.transpose(1, 2)?, &k, &v].map(with_dense_rows);
-    q?.apply_op3_no_bwd(&k?, &v?, &attention)?.transpose(1, 2)
+    let q = q.transpose(1, 2)?;
+    let [q, k, v] = [&q, &k, &v].map(with_dense_rows);
+    q?.apply_op3_no_bwd(k?.as_ref(), v?.as_ref(), &attention)?.transpose(1, 2)
 }
 
 /// A logit without a value for each head.
