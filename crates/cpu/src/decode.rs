@@ -99,6 +99,7 @@ impl<T: Element + Default> Decoded<T> {
             dtypes: DTypes { out: problem.dtypes.out, ..DTypes::uniform(T::DTYPE) },
             scales: Scales::default(),
             storage: Storage::Rows,
+            v_in_k: false,
             ..problem.clone()
         };
         let multiplies = T::DTYPE == DType::F32;

@@ -55,6 +55,7 @@ impl Key {
             q,
             k,
             v,
+            v_in_k,
             out,
             gradients,
         } = problem;
@@ -63,7 +64,7 @@ impl Key {
         let logit = (score.key(problem.softmax_scale()), dropout.map(f32::to_bits));
         (
             (pass, extents, dtypes, scales, band, lengths, storage, logit),
-            ([q, k, v, out], gradients, score_program, mask, floats, ints, tables, wish),
+            ([q, k, v, out], v_in_k, gradients, score_program, mask, floats, ints, tables, wish),
         )
     }
 }

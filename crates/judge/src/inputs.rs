@@ -148,7 +148,10 @@ pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
         values
     };
     let keys_and_values = || rayon::join(|| tensor(Tensor::K, 2), || tensor(Tensor::V, 3));
-    let (q, (k, v)) = rayon::join(|| tensor(Tensor::Q, 1), keys_and_values);
+    let (q, (k, mut v)) = rayon::join(|| tensor(Tensor::Q, 1), keys_and_values);
+    if problem.v_in_k {
+        v = k.first(v.len()); // the same strides, and fewer elements of the last row
+    }
     let d_out = problem.pass.is_backward().then(|| tensor(Tensor::DOut, 4));
     inputs.operands.extend([(Operand::Q, q), (Operand::K, k), (Operand::V, v)]);
     if let Some(d_out) = d_out {

@@ -142,6 +142,12 @@ impl Values {
         each!(self, x => x.len())
     }
 
+    /// The first `len` elements.
+    #[must_use]
+    pub fn first(&self, len: usize) -> Values {
+        each_as!(self, x => x[..len].to_vec())
+    }
+
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -128,6 +128,12 @@ pub enum ProblemError {
         /// The reason, and what is accepted.
         reason: &'static str,
     },
+    /// A V that cannot be a view of K ([`Problem::v_in_k`](crate::Problem::v_in_k)).
+    #[error("invalid view of v in k: {reason}")]
+    View {
+        /// What is accepted.
+        reason: &'static str,
+    },
     /// The programs of a call have too many tables.
     #[error("invalid value '{count}' for the number of tables: expected at most {most}")]
     Tables {

@@ -61,6 +61,11 @@ pub struct Problem {
     pub k: Strides,
     /// Strides of V.
     pub v: Strides,
+    /// Whether V is a view of K, as in latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): the
+    /// first `head_dim_v` elements of each row of K are the row of V, and V has the strides of K. The
+    /// operands are two all the same; a kernel may read V's elements from K.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub v_in_k: bool,
     /// Strides of O.
     pub out: Strides,
     /// Strides of the gradients, which the backward pass has.
@@ -99,6 +104,7 @@ impl Problem {
             q: strides,
             k: strides,
             v: strides,
+            v_in_k: false,
             out: strides,
             gradients: GradientStrides::default(),
         }
@@ -161,6 +167,13 @@ impl Problem {
         self.v = layout.strides(self.heads_kv, self.seq_kv, self.head_dim_v);
         self.out = layout.strides(self.heads_q, self.seq_q, self.head_dim_v);
         self.gradients = GradientStrides::default();
+        self
+    }
+
+    /// Makes V the first `head_dim_v` columns of K.
+    pub fn with_v_in_k(mut self, head_dim_v: usize) -> Problem {
+        (self.head_dim_v, self.v, self.v_in_k) = (head_dim_v, self.k, true);
+        self.out = Layout::Bshd.strides(self.heads_q, self.extents(Tensor::Out)[2], head_dim_v);
         self
     }
 
@@ -349,7 +362,8 @@ impl Problem {
         2.0 * dims * scores * self.batch as f64 * self.heads_q as f64
     }
 
-    /// The minimum memory traffic in bytes: each input is read once, except keys and values that no row sees.
+    /// The minimum memory traffic in bytes: each input is read once, except keys and values that no row sees,
+    /// and a V that is a view of K.
     /// Each output is written once.
     pub fn bytes(&self) -> f64 {
         let shown = self.band.keys_of_all_rows(self.seq_q, self.seq_kv).len();
@@ -365,7 +379,8 @@ impl Problem {
             let elements: f64 = [batch, heads, rows_of(tensor), dim].iter().map(|&n| n as f64).product();
             elements * self.dtypes.of(tensor).bytes() as f64
         };
-        self.tensors().iter().map(|&tensor| of(tensor)).sum()
+        let apart = |tensor: &&Tensor| **tensor != Tensor::V || !self.v_in_k;
+        self.tensors().iter().filter(apart).map(|&tensor| of(tensor)).sum()
     }
 
     /// Rejects a problem that no implementation supports.
@@ -398,6 +413,7 @@ impl Problem {
         self.check_scales()?;
         self.check_lengths()?;
         self.check_storage()?;
+        self.check_view()?;
         self.programs.check(self)?;
         self.check_pass()?;
         for &tensor in self.tensors() {
@@ -445,6 +461,17 @@ impl Problem {
             }
         }
         Ok(())
+    }
+
+    /// Rejects a V that cannot be a view of K.
+    fn check_view(&self) -> Result<(), ProblemError> {
+        let refuse = |reason| Err(ProblemError::View { reason });
+        match self.v_in_k {
+            true if self.head_dim_v > self.head_dim => refuse("expected a head_dim_v of at most head_dim"),
+            true if self.v != self.k => refuse("expected the strides of k for v"),
+            true if self.dtypes.v != self.dtypes.k => refuse("expected the element type of k for v"),
+            _ => Ok(()),
+        }
     }
 
     fn check_lengths(&self) -> Result<(), ProblemError> {
@@ -598,6 +625,15 @@ mod tests {
             assert!(matches!(p.check(), Err(ProblemError::Softcap { .. })), "{softcap}");
         }
         Problem::mission().with_softcap(50.0).check().unwrap();
+        let latent = Problem::new(1, 16, 9, 72, DType::F16).with_v_in_k(64);
+        assert_eq!((latent.check(), latent.v.row, latent.out.row), (Ok(()), 72, 16 * 64));
+        for change in
+            [(|p| p.head_dim_v = 80) as fn(&mut Problem), |p| p.v.row = 64, |p| p.dtypes.v = DType::Bf16]
+        {
+            let mut p = latent.clone();
+            change(&mut p);
+            assert!(p.check().is_err(), "{p:?}");
+        }
     }
 
     #[test]
