@@ -17,12 +17,14 @@ pub struct Dims {
     pub head_dim_v: usize,
     /// Query heads per K/V head.
     pub group_size: usize,
+    /// Whether V is a view of K, and the code makes use of that.
+    pub v_in_k: bool,
 }
 
 impl From<&Problem> for Dims {
     fn from(problem: &Problem) -> Dims {
-        let &Problem { dtypes, head_dim, head_dim_v, .. } = problem;
-        Dims { dtypes, head_dim, head_dim_v, group_size: problem.group_size() }
+        let &Problem { dtypes, head_dim, head_dim_v, v_in_k, .. } = problem;
+        Dims { dtypes, head_dim, head_dim_v, group_size: problem.group_size(), v_in_k }
     }
 }
 

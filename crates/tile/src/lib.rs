@@ -35,8 +35,8 @@ pub use pipeline::{
 };
 pub use product::{
     Accumulate, Group, MatrixReader, MmaType, Ones, OpenTile, OperandA, OperandB, PairSum, Products,
-    SharedMatrix, Sign, WARPGROUP_ROWS, WARPGROUP_THREADS, mma_ab, mma_ab_apart, mma_ab_scaled,
-    mma_ab_widened, mma_abt, mma_abt_widened, row_dots,
+    SharedMatrix, Sign, WARPGROUP_ROWS, WARPGROUP_THREADS, WarpSum, mma_ab, mma_ab_apart, mma_ab_scaled,
+    mma_ab_widened, mma_abt, mma_abt_onto, mma_abt_widened, row_dots,
 };
 pub use schedule::{
     COUNTER_BYTES, Handout, LastWave, Locate, Pieces, Spans, StreamK, Tail, TileBroadcast, TileCursor,

@@ -13,10 +13,10 @@ use problem::{Band, DType, DTypes, Layout, Problem, ScaleLayout, Scales, SideLen
 use ptx::{Item, Kernel, MemSem, Op, Statement};
 
 /// A GPU with so few SMs that a CTA computes several tiles, and tiles are divided at odd places.
-const SMALL: Arch = Arch { multiprocessors: 5, ..Arch::SM_90 };
+pub(crate) const SMALL: Arch = Arch { multiprocessors: 5, ..Arch::SM_90 };
 
 /// `batch` sequences of at most `keys` keys, in pages of `page` rows, or at strides if `page` is 0.
-fn problem(
+pub(crate) fn problem(
     batch: usize,
     group: usize,
     (rows, keys): (usize, usize),
@@ -37,11 +37,11 @@ fn plan(problem: &Problem) -> DecodePlan {
     DecodePlan { warps: 2, warp_keys: 16, stages: 3, least_blocks: 1, resident_ctas: 1, ..default }
 }
 
-fn bound(problem: &Problem, plan: &DecodePlan) -> Bound {
+pub(crate) fn bound(problem: &Problem, plan: &DecodePlan) -> Bound {
     bind(&Plan::Decode(plan.clone()), problem, &SMALL).unwrap()
 }
 
-fn check(problem: &Problem, plan: &DecodePlan, settings: &Settings) {
+pub(crate) fn check(problem: &Problem, plan: &DecodePlan, settings: &Settings) {
     passes(&check_kernel(&bound(problem, plan), settings).unwrap(), &(problem, plan));
 }
 

@@ -6,7 +6,7 @@ use tile::Sign;
 
 use super::contract::{band, is_wide, stepped};
 use super::lengths::is_packed;
-use crate::{Baked, Repeated, TableKind};
+use crate::{Baked, Dims, Repeated, TableKind};
 
 impl Baked {
     /// What every family bakes. `packed` says whether the rows of a tile belong to several heads.
@@ -23,7 +23,7 @@ impl Baked {
         let factors = problem.scales.each().map(|(tensor, layout)| (Operand::Descale(tensor), layout.rows));
         let of_heads = Score::OPERANDS.into_iter().filter(|&operand| problem.score.has(operand));
         Baked {
-            dims: problem.into(),
+            dims: Dims { v_in_k: false, ..problem.into() },
             lse,
             continues,
             dropout,

@@ -6,6 +6,7 @@ mod bands;
 mod cache;
 mod common;
 mod decode_fp8;
+mod decode_wide;
 mod emit;
 mod far;
 mod forward;

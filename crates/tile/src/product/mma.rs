@@ -239,24 +239,29 @@ pub fn mma_abt(k: &mut Builder, a: &OperandA, b: &OperandB) -> AccTile {
         }
         MmaType::Half(_) | MmaType::Fp8(_) => {}
     }
+    mma_abt_onto(k, a, b, &d);
+    d
+}
+
+/// D += A Bᵀ of 16-bit or 8-bit types, with a column for each row of the tile of B.
+pub fn mma_abt_onto(k: &mut Builder, a: &OperandA, b: &OperandB, d: &AccTile) {
     let open = a.open(k);
     for step in 0..a.steps() {
         let fragments: Vec<Fragment> = (0..a.m_tiles).map(|m| a.fragment(k, &open, m, step)).collect();
-        for pair in 0..columns / 16 {
+        for pair in 0..b.tile.layout().rows / 16 {
             let n = 2 * pair;
             match &b.tail {
                 Some(tail) if 2 * step + 1 == a.chunks => {
                     let b: [R32; 2] = k.ldmatrix(tail.address(16 * pair, 2 * step));
-                    product(k, a.ty, &d, n, &fragments, |j| [b[j], b[j]]);
+                    product(k, a.ty, d, n, &fragments, |j| [b[j], b[j]]);
                 }
                 _ => {
                     let b: [R32; 4] = k.ldmatrix(b.tile.address(16 * pair, 2 * step));
-                    product(k, a.ty, &d, n, &fragments, |j| [b[2 * j], b[2 * j + 1]]);
+                    product(k, a.ty, d, n, &fragments, |j| [b[2 * j], b[2 * j + 1]]);
                 }
             }
         }
     }
-    d
 }
 
 /// Computes columns `8n` to `8n + 16` of one step of D, for all rows of the warp. `b(j)` is the B fragment of

@@ -9,14 +9,15 @@ use ptx::{
     Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, Shared, SpecialReg, Type,
 };
 use tile::{
-    AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, Pieces, Sign, Threads, mma_ab,
-    mma_ab_widened, mma_abt, mma_abt_widened, warp_vectors,
+    AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, Pieces, Sign, Threads, WarpSum, mma_ab,
+    mma_ab_widened, mma_abt, mma_abt_onto, mma_abt_widened, warp_vectors,
 };
 
 use super::DecodePlan;
 use super::line::{KeyLine, LineCursor};
 use super::plan::ROWS;
 use super::ring::Ring;
+use super::slices::{Slice, values_tile};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{
@@ -31,7 +32,8 @@ const ENTRY: &str = "flash_decode";
 impl DecodePlan {
     /// What the code depends on.
     pub(super) fn baked(&self, problem: &Problem) -> Baked {
-        let baked = Baked::of(problem, true);
+        let mut baked = Baked::of(problem, true);
+        baked.dims.v_in_k = self.views(problem);
         let sign = if problem.softmax_scale() == 0.0 { Sign::Clear } else { baked.sign };
         Baked { sign, ..baked }.with_row_bytes(problem, &Tensor::FORWARD)
     }
@@ -92,11 +94,15 @@ impl DecodeParams {
         problem: &Problem,
         (plan, ctas): (&DecodePlan, u32),
     ) -> DecodeParams {
-        let starts = Tensor::FORWARD.map(|tensor| (tensor, c.tensor(k, tensor)));
-        let tensors = starts.map(|(tensor, start)| {
-            let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
-            (tensor.into(), TensorStart { start, batch_bytes, head_bytes })
-        });
+        let read = Tensor::FORWARD.into_iter().filter(|&t| t != Tensor::V || !plan.views(problem));
+        let starts: Vec<_> = read.map(|tensor| (tensor, c.tensor(k, tensor))).collect();
+        let tensors: Vec<_> = starts
+            .into_iter()
+            .map(|(tensor, start)| {
+                let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
+                (tensor.into(), TensorStart { start, batch_bytes, head_bytes })
+            })
+            .collect();
         let [heads_kv, seq_q, seq_kv] =
             [("heads_kv", problem.heads_kv), ("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
                 .map(|(name, value)| c.u32(k, name, value as u32));
@@ -144,11 +150,17 @@ pub(super) struct Decode<'a> {
     pub ring: Ring,
     /// Memory through which warps merge.
     room: Shared,
+    /// The sum of the warps' parts of S, if warps divide the head dims.
+    sum: Option<WarpSum>,
     /// The lane's place for the fragments of Q, if they are not in registers.
     queries: Option<Shared>,
-    /// The index of the warp among those that divide the keys of a block.
+    /// The index of the warp among those that divide the keys of a block, or the head dims.
     pub part: R32,
-    key: MatrixReader,
+    /// The thread's position among the warps that divide the keys of a block.
+    key_threads: Threads,
+    slices: [Slice; 2],
+    /// The readers of the slices of K, and of that of V.
+    keys: Vec<(Slice, MatrixReader)>,
     value: MatrixReader,
 }
 
@@ -188,8 +200,8 @@ impl<'a> Decode<'a> {
         let beyond = k.setp_u(CmpOp::Ge, cta, takers);
         k.exit_if(beyond);
         let shared = k.dynamic_shared(128);
-        let layout = plan.layout(baked);
-        let queries = DecodePlan::query_bytes(baked).map(|bytes| {
+        let slices = plan.slices(baked);
+        let queries = plan.query_bytes(baked).map(|bytes| {
             let start = shared.at((plan.ring_bytes(baked) + plan.room_bytes(baked)).into());
             let of_warp = k.shared_index(start, threads.warp, bytes);
             k.shared_index(of_warp, threads.lane, 16)
@@ -208,8 +220,18 @@ impl<'a> Decode<'a> {
             room: shared.at(plan.ring_bytes(baked).into()),
             queries,
             part: threads.part.unwrap_or_else(|| k.mov(0)),
-            key: MatrixReader::chunks_first(k, &threads, layout),
-            value: MatrixReader::rows_first(k, &threads, layout),
+            keys: slices
+                .into_iter()
+                .filter(|slice| slice.tensor == Tensor::K)
+                .map(|slice| (slice, MatrixReader::chunks_first(k, &threads, plan.layout(slice))))
+                .collect(),
+            value: MatrixReader::rows_first(k, &threads, plan.layout(slices[values_tile(&slices)])),
+            sum: (plan.dim_warps > 1).then(|| {
+                let room = shared.at(plan.ring_bytes(baked).into());
+                WarpSum::new(k, room, &threads, (ROWS, plan.warp_keys))
+            }),
+            slices,
+            key_threads: if plan.dim_warps == 1 { threads } else { threads.of_all_columns() },
             threads,
             params,
         }
@@ -250,12 +272,12 @@ impl<'a> Decode<'a> {
 
     /// Registers of a tile, before its first block.
     fn tile(&self, k: &mut Builder) -> Tile {
-        let dim = self.baked.head_dim_v();
+        let [_, columns] = self.plan.warp_columns(self.baked);
         let softmax = OnlineSoftmax::new(k, self.product, self.plan.rescale, self.params.factor, ROWS, None)
             .of_wide(self.baked.wide);
         Tile {
             q: if self.queries.is_some() { Vec::new() } else { self.fragments(k) },
-            o: AccTile::zero(k, ROWS, dim),
+            o: AccTile::zero(k, ROWS, columns),
             softmax,
             scores: if self.scales_scores() { vec![k.mov(1.0f32), k.mov(1.0f32)] } else { Vec::new() },
             from: k.mov(0),
@@ -264,7 +286,8 @@ impl<'a> Decode<'a> {
 
     /// Registers for the fragments of Q.
     fn fragments(&self, k: &mut Builder) -> Vec<[R32; 4]> {
-        (0..self.baked.head_dim_v() / 16).map(|_| std::array::from_fn(|_| k.mov(0))).collect()
+        let [columns, _] = self.plan.warp_columns(self.baked);
+        (0..columns / 16).map(|_| std::array::from_fn(|_| k.mov(0))).collect()
     }
 
     /// The rows of the tile under the cursor, packed.
@@ -314,21 +337,16 @@ impl<'a> Decode<'a> {
 
     /// Computes a block: S, the softmax, and O.
     fn visit(&self, k: &mut Builder, at: &LineCursor, tile: &Tile, stage: R32) {
-        let [keys, values] = self.ring.tiles(k, stage);
-        let key = OperandB { tile: self.key.open(k, keys), tail: None };
-        let q = match self.queries {
-            None => OperandA::in_registers(self.product, &tile.q),
-            Some(room) => OperandA::of_lanes(self.product, self.baked.head_dim_v() / 16, room),
-        };
-        let s = match self.narrow {
-            None => mma_abt(k, &q, &key), // S = Q Kᵀ
-            Some([of_keys, _]) => mma_abt_widened(k, of_keys, &q, &key.tile),
-        };
+        let tiles = self.ring.tiles(k, stage);
+        let s = self.products(k, tile, &tiles); // S = Q Kᵀ
+        if let Some(sum) = &self.sum {
+            sum.add(k, &s); // of all slices of the head dim
+        }
         for (row, &factor) in (0..).zip(&tile.scores) {
             s.scale_row(k, row, factor);
         }
         let rows = self.rows(k, at);
-        let mask = Masker::new(k, &self.params.band, &self.threads, &rows, ROWS, self.plan.warp_keys);
+        let mask = Masker::new(k, &self.params.band, &self.key_threads, &rows, ROWS, self.plan.warp_keys);
         let chain =
             ScoreChain { softcap: self.params.softcap.as_ref(), mask: Some(&mask), ..ScoreChain::default() };
         let partial = BlockScores::in_place(Coverage::Partial);
@@ -338,11 +356,36 @@ impl<'a> Decode<'a> {
         k.if_(hides, |k| chain.hide(k, &s, &partial, |_| origin)); // −∞ where a row sees no key
         tile.softmax.update(k, &s, &tile.o); // m = max(m, S·c); O, l rescaled
         let p = tile.softmax.probabilities(k, &s); // P = exp2(S·c − m); l += Σ P
+        let values = tiles[values_tile(&self.slices)];
         let value = OperandB { tile: self.value.open(k, values), tail: None };
         match self.narrow {
             None => mma_ab(k, MmaType::Half(self.product), &p, &value, &tile.o), // O += P V
             Some([_, of_values]) => mma_ab_widened(k, of_values, &p, &value.tile, &tile.o),
         }
+    }
+
+    /// Q Kᵀ, of the columns that the warp has.
+    fn products(&self, k: &mut Builder, tile: &Tile, tiles: &[Shared; 2]) -> AccTile {
+        let mut s: Option<AccTile> = None;
+        let mut step = 0;
+        for ((slice, reader), &at) in self.keys.iter().zip(tiles) {
+            let key = OperandB { tile: reader.open(k, at), tail: None };
+            let steps = slice.columns / 16;
+            let q = match self.queries {
+                None => {
+                    let of_slice = &tile.q[step as usize..(step + steps) as usize];
+                    OperandA::in_registers(self.product, of_slice)
+                }
+                Some(room) => OperandA::of_lanes(self.product, steps, room.at(warp_vectors(step))),
+            };
+            match (&s, self.narrow) {
+                (Some(s), _) => mma_abt_onto(k, &q, &key, s),
+                (None, None) => s = Some(mma_abt(k, &q, &key)),
+                (None, Some([of_keys, _])) => s = Some(mma_abt_widened(k, of_keys, &q, &key.tile)),
+            }
+            step += steps;
+        }
+        s.expect("a warp has columns of K")
     }
 
     /// Whether some row of the tile does not see some key of the block.
@@ -368,18 +411,21 @@ impl<'a> Decode<'a> {
             let from = self.row_of(k, Tensor::Q, place);
             let (size, apart) = if self.narrow.is_some() { (4, 4) } else { (2, 16) };
             let from = k.index(from, self.threads.column, size);
-            let words = (0..).zip(q).flat_map(|(step, words)| {
-                let row = (below / 8) as usize;
-                [(32 * step, words[row]), (32 * step + apart, words[row + 2])]
-            });
-            let words: Vec<(i64, R32)> = words.collect();
+            let mut left = q.iter();
+            let mut words: Vec<(Global, R32)> = Vec::new();
+            for &(slice, _) in &self.keys {
+                let from = self.in_row(k, from, slice);
+                for (step, fragment) in (0..i64::from(slice.columns / 16)).zip(&mut left) {
+                    let row = (below / 8) as usize;
+                    words.push((from.at(32 * step), fragment[row]));
+                    words.push((from.at(32 * step + apart), fragment[row + 2]));
+                }
+            }
             for &(_, word) in &words {
                 k.mov_to(word, 0);
             }
             if self.baked.sign != Sign::Clear {
-                k.guarded(exists, |k| {
-                    words.iter().for_each(|&(bytes, word)| self.load_pair(k, word, from.at(bytes)))
-                });
+                k.guarded(exists, |k| words.iter().for_each(|&(from, word)| self.load_pair(k, word, from)));
             }
             if self.baked.sign == Sign::Negate {
                 words.iter().for_each(|&(_, word)| k.xor_to(word, word, 0x8000_8000u32));
@@ -452,10 +498,10 @@ impl<'a> Decode<'a> {
             k.if_(more, |k| self.load_queries_of(k, at, tile));
         }
         // The warps have read what they merged before.
-        if self.plan.warps > 1 {
+        if self.plan.warps > self.plan.dim_warps {
             k.bar_sync();
         }
-        let (softmax, o) = tile.softmax.clone().merge(k, &self.threads, &tile.o, self.room);
+        let (softmax, o) = tile.softmax.clone().merge(k, &self.key_threads, &tile.o, self.room);
         let blocks = k.sub(done.entry.end, done.entry.from);
         let before = k.sub(done.block, done.entry.from);
         let next = k.add(done.block, 1);

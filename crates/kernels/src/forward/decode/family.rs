@@ -25,12 +25,17 @@ impl FamilyPlan for DecodePlan {
     }
 
     fn genes(problem: &Problem) -> Vec<Gene> {
+        let dim_warps = if problem.head_dim > 256 { &[2, 4][..] } else { &[] };
         vec![
             Gene::new("warps").searched([2, 4, 8]).wider([1]).curing(&[
                 (Symptom::LowOccupancy, Up),
                 (Symptom::Latency, Up),
                 (Symptom::Barriers, Down),
             ]),
+            Gene::new("dim_warps")
+                .searched(dim_warps.iter().copied())
+                .wider([1, 2, 4, 8])
+                .curing(&[(Symptom::RegisterSpills, Up), (Symptom::LocalMemory, Up)]),
             Gene::new("warp_keys")
                 .searched([16, 32])
                 .curing(&[(Symptom::Issue, Up), (Symptom::RegisterSpills, Down)]),

@@ -1,10 +1,11 @@
 //! The warps' requests of keys and values, a block ahead.
 
-use problem::Tensor;
-use ptx::{Builder, CmpOp, Global, R32, R64, Shared, Src};
+use ptx::{Builder, CmpOp, Global, Pointer, R32, R64, Shared, Src};
+use tile::TileCopy;
 
 use super::emit::{Decode, TensorStart};
 use super::line::LineCursor;
+use super::slices::Slice;
 
 impl Decode<'_> {
     /// Requests the first `stages − 1` blocks.
@@ -38,14 +39,13 @@ impl Decode<'_> {
     /// Copies the warp's keys and values of a block. Rows beyond the keys are filled with zeros.
     fn load(&self, k: &mut Builder, at: &LineCursor, stage: R32) {
         let [first, limit] = self.rows_of_warp(k, at);
-        let [keys, values] = self.ring.tiles(k, stage);
-        let tiles = [(Tensor::K, keys), (Tensor::V, values)];
+        let tiles = self.ring.tiles(k, stage);
         let whole = k.setp_s(CmpOp::Ge, limit, self.plan.warp_keys);
         let load = |k: &mut Builder, limit: Option<R32>| {
-            for (tensor, to) in tiles {
+            for (to, (slice, copy)) in tiles.into_iter().zip(&self.ring.copies) {
                 match self.params.pages {
-                    None => self.load_strided(k, (tensor, to), at, (first, limit)),
-                    Some(_) => self.load_paged(k, (tensor, to), at, limit),
+                    None => self.load_strided(k, (*slice, copy, to), at, (first, limit)),
+                    Some(_) => self.load_paged(k, (*slice, copy, to), at, limit),
                 }
             }
         };
@@ -56,13 +56,12 @@ impl Decode<'_> {
     fn load_strided(
         &self,
         k: &mut Builder,
-        (tensor, to): (Tensor, Shared),
+        (slice, copy, to): (Slice, &TileCopy, Shared),
         at: &LineCursor,
         (first, limit): (R32, Option<R32>),
     ) {
         let zero = k.mov(0);
-        let head = self.row_at(k, tensor, at, [at.batch, zero]);
-        let copy = self.ring.copy.clone().with_row_bytes(self.baked.row_bytes(tensor));
+        let head = self.row_at(k, slice, at, [at.batch, zero]);
         let row = at.entry.kv.row(k, first);
         let from = copy.start(k, head, row);
         copy.load(k, to, from, limit);
@@ -73,16 +72,16 @@ impl Decode<'_> {
     fn load_paged(
         &self,
         k: &mut Builder,
-        (tensor, to): (Tensor, Shared),
+        (slice, copy, to): (Slice, &TileCopy, Shared),
         at: &LineCursor,
         limit: Option<R32>,
     ) {
-        let own = self.row_at(k, tensor, at, self.ring.next);
-        let row_bytes = self.baked.row_bytes(tensor);
+        let own = self.row_at(k, slice, at, self.ring.next);
+        let row_bytes = self.baked.row_bytes(slice.tensor);
         let together = self.rows_together(at);
         let mut begun: Option<(u32, Global)> = None;
-        self.ring.copy.load_from(k, to, limit, |k, first, row| {
-            if together < self.ring.copy.rows_at_once() {
+        copy.load_from(k, to, limit, |k, first, row| {
+            if together < copy.rows_at_once() {
                 let lane = if first == 0 { row } else { k.add(row, first) };
                 return of_lane(k, own, lane);
             }
@@ -108,10 +107,14 @@ impl Decode<'_> {
         }
     }
 
-    /// The warp's first row of a block, and the number of rows from there to the end of the sequence.
+    /// The first row of a block that the warp loads, and the number of rows from there to the end of the
+    /// sequence.
     fn rows_of_warp(&self, k: &mut Builder, at: &LineCursor) -> [R32; 2] {
         let origin = k.mul(at.block, self.plan.block_n());
-        let first = k.mad(self.part, self.plan.warp_keys, origin);
+        let first = match self.plan.dim_warps {
+            1 => k.mad(self.part, self.plan.warp_keys, origin),
+            _ => origin,
+        };
         [first, k.sub(at.entry.kv.len, first)]
     }
 
@@ -131,13 +134,25 @@ impl Decode<'_> {
         }
     }
 
-    /// The address of a row of the KV head: `place` is its batch entry or page, and its row there.
-    fn row_at(&self, k: &mut Builder, tensor: Tensor, at: &LineCursor, place: [R32; 2]) -> Global {
+    /// The address of the warp's part of a row of the KV head: `place` is the row's batch entry or page, and
+    /// its index there.
+    fn row_at(&self, k: &mut Builder, slice: Slice, at: &LineCursor, place: [R32; 2]) -> Global {
+        let tensor = slice.tensor;
         let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
         let [head, entry, row] = [at.head, place[0], place[1]].map(|n| k.zext(n));
         let of_head = k.mad(head, head_bytes, start.base);
         let of_entry = k.mad(entry, batch_bytes, of_head);
-        Global { base: k.mad(row, self.baked.row_bytes(tensor), of_entry), ..start }
+        let row = Global { base: k.mad(row, self.baked.row_bytes(tensor), of_entry), ..start };
+        self.in_row(k, row, slice)
+    }
+
+    /// The warp's first element of a slice in a row of the tensor, or in a row of Q, whose columns are those
+    /// of K.
+    pub(super) fn in_row(&self, k: &mut Builder, row: Global, slice: Slice) -> Global {
+        if self.plan.dim_warps == 1 {
+            return row;
+        }
+        k.index(row, self.part, slice.columns * slice.bytes).at((slice.first * slice.bytes).into())
     }
 }
 

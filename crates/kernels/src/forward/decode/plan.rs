@@ -3,7 +3,7 @@
 use attend::{LineMerge, Rescale, Tanh, merge_bytes};
 use problem::Problem;
 use serde::{Deserialize, Serialize};
-use tile::{CopyMode, TileLayout, WARP_VECTOR_BYTES};
+use tile::{CopyMode, WARP_VECTOR_BYTES, WarpSum};
 
 use crate::error::accept;
 use crate::forward::contract::{check_rescale, default_tanh, is_half, out_half};
@@ -14,14 +14,21 @@ use crate::{Arch, Dims, PlanError};
 /// Rows of a tile.
 pub(super) const ROWS: u32 = 16;
 
+/// The most rows of a KV head with values in the keys for which the family is the default: one position of
+/// the 128 heads of DeepSeek-V3. The other families read each row of K twice.
+const MOST_LATENT_ROWS: usize = 128;
+
 /// The family's name in errors.
 const NAME: &str = "decode";
 
 /// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DecodePlan {
-    /// Warps of a CTA, which divide the keys of each block.
+    /// Warps of a CTA, which divide the keys of each block, or the head dims.
     pub warps: u32,
+    /// Warps that have the same keys and divide the head dims: 1, or all warps of the CTA.
+    #[serde(default = "one")]
+    pub dim_warps: u32,
     /// Keys of a block for one warp.
     pub warp_keys: u32,
     /// Number of blocks in each warp's ring.
@@ -42,6 +49,10 @@ pub struct DecodePlan {
     pub tanh: Tanh,
 }
 
+const fn one() -> u32 {
+    1
+}
+
 impl DecodePlan {
     /// The plan that was the fastest on an H200 over batches of 1 to 128 sequences, if it fits: two stages
     /// (more bytes in flight were slower with keys in pages), and so many warps that they hide each
@@ -50,6 +61,7 @@ impl DecodePlan {
     pub fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {
         let mut plan = DecodePlan {
             warps: 4,
+            dim_warps: 1,
             warp_keys: 16,
             stages: 5,
             resident_ctas: 1,
@@ -60,6 +72,9 @@ impl DecodePlan {
             tanh: default_tanh(problem),
         };
         let narrow = problem.dtypes.has_narrow_cache();
+        if !narrow && (problem.head_dim > 256 || problem.head_dim != problem.head_dim_v) {
+            return plan.of_wide_heads(problem, arch);
+        }
         // Rows of one page that a warp copies at once cost one shuffle of an address.
         let together = problem.storage.pages().is_none_or(|pages| pages.rows.is_multiple_of(16));
         let (warps, warp_keys, resident_ctas) = match (problem.head_dim, narrow) {
@@ -87,6 +102,21 @@ impl DecodePlan {
         plan
     }
 
+    /// The plan for head dims that warps divide: the largest block and the most stages, up to five, that
+    /// shared memory holds.
+    fn of_wide_heads(self, problem: &Problem, arch: &Arch) -> DecodePlan {
+        let sizes = [(32, 5), (32, 4), (32, 3), (16, 5), (16, 4), (16, 3), (16, 2)];
+        let of_size = |&(warp_keys, stages): &(u32, u32)| DecodePlan {
+            dim_warps: self.warps,
+            warp_keys,
+            stages,
+            least_blocks: 1,
+            ..self.clone()
+        };
+        let fits = |plan: &DecodePlan| plan.check_shared(problem, arch).is_ok();
+        sizes.iter().map(of_size).find(fits).unwrap_or_else(|| of_size(&(16, 2)))
+    }
+
     /// Threads of a CTA.
     pub const fn threads(&self) -> u32 {
         32 * self.warps
@@ -94,18 +124,12 @@ impl DecodePlan {
 
     /// Keys of a block.
     pub const fn block_n(&self) -> u32 {
-        self.warps * self.warp_keys
+        self.warps / self.dim_warps * self.warp_keys
     }
 
-    /// A warp's tile of K or V.
-    pub(super) fn layout(&self, dims: impl Into<Dims>) -> TileLayout {
-        let dims = dims.into();
-        TileLayout::of_bytes(self.warp_keys, (dims.dtypes.k.bytes() * dims.head_dim) as u32)
-    }
-
-    /// Bytes of a stage of a warp: a tile of keys and one of values.
+    /// Bytes of a stage of a warp: a tile of each slice.
     pub(super) fn stage_bytes(&self, dims: impl Into<Dims>) -> u32 {
-        2 * self.layout(dims).bytes()
+        self.slices(dims).into_iter().map(|slice| self.layout(slice).bytes()).sum()
     }
 
     /// Bytes of the rings of all warps.
@@ -113,20 +137,24 @@ impl DecodePlan {
         self.warps * self.stages * self.stage_bytes(dims)
     }
 
-    /// Bytes of the memory through which warps merge.
+    /// Bytes of the memory through which warps merge, or add their parts of S.
     pub(super) fn room_bytes(&self, dims: impl Into<Dims>) -> u32 {
-        if self.warps == 1 { 0 } else { merge_bytes(self.warps, ROWS, dims.into().head_dim as u32) }
+        match (self.warps, self.dim_warps) {
+            (1, _) => 0,
+            (warps, 1) => merge_bytes(warps, ROWS, dims.into().head_dim as u32),
+            (warps, _) => WarpSum::bytes(warps, ROWS, self.warp_keys),
+        }
     }
 
     /// Bytes of a warp's copy of the queries, which do not fit its registers beside O for wide heads.
-    pub(super) fn query_bytes(dims: impl Into<Dims>) -> Option<u32> {
-        let dim = dims.into().head_dim as u32;
-        (dim > 128).then_some(dim / 16 * WARP_VECTOR_BYTES)
+    pub(super) fn query_bytes(&self, dims: impl Into<Dims>) -> Option<u32> {
+        let [of_keys, of_values] = self.warp_columns(dims);
+        (of_keys / 4 + of_values / 2 > 100).then_some(of_keys / 16 * WARP_VECTOR_BYTES)
     }
 
     /// Shared memory of a CTA, in bytes: the rings, the memory through which warps merge, and queries.
     pub fn shared_bytes(&self, problem: &Problem) -> u64 {
-        let queries = self.warps * DecodePlan::query_bytes(problem).unwrap_or(0);
+        let queries = self.warps * self.query_bytes(problem).unwrap_or(0);
         let parts = [self.ring_bytes(problem), self.room_bytes(problem), queries];
         parts.into_iter().map(u64::from).sum()
     }
@@ -150,7 +178,7 @@ impl DecodePlan {
 
     /// Bytes of the partial results and of the counters.
     pub(super) fn merge_bytes(&self, problem: &Problem, ctas: u32) -> [usize; 2] {
-        let parts = LineMerge::bytes(ctas.into(), self.warps, problem.head_dim as u32);
+        let parts = LineMerge::bytes(ctas.into(), self.warps, problem.head_dim_v as u32);
         [parts as usize, LineMerge::counter_bytes(ctas.into(), self.warps) as usize]
     }
 
@@ -168,12 +196,11 @@ impl DecodePlan {
         }
         self.check_dim(problem)?;
         if narrow {
+            accept("dim_warps", self.dim_warps.into(), self.dim_warps == 1, "1 with an 8-bit cache")?;
             accept("sm", arch.sm.into(), arch.multiplies_fp8(), "89 and later with an 8-bit cache")?;
             let of_heads = !problem.scales.are_per_block();
             accept("rows of a descale factor", 1, of_heads, "all rows of a head with family decode")?;
         }
-        let equal = problem.head_dim_v == problem.head_dim;
-        accept("head_dim_v", problem.head_dim_v as u64, equal, "head_dim with family decode")?;
         let some = problem.seq_kv > 0 || problem.storage.pages().is_none();
         accept("seq_kv", problem.seq_kv as u64, some, "1 or more with pages")?;
         check_lengths(problem, ROWS, problem.group_size() as u32)?;
@@ -189,18 +216,30 @@ impl DecodePlan {
         self.check_shared(problem, arch)
     }
 
-    /// Each warp stores a multiple of 8 columns of O, or of 16 with an 8-bit cache.
+    /// Each warp stores a multiple of 8 columns of O, or of 16 with an 8-bit cache. Warps that divide the
+    /// head dims also multiply steps of 16 columns of Q and K each.
     fn check_dim(&self, problem: &Problem) -> Result<(), PlanError> {
-        let dim = problem.head_dim;
+        let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+        if self.dim_warps > 1 {
+            let step = 16 * self.dim_warps as usize;
+            for (argument, dim, most) in [("head_dim", dim, 576), ("head_dim_v", dim_v, 512)] {
+                let fits = dim.is_multiple_of(step) && (step..=most).contains(&dim);
+                accept(argument, dim as u64, fits, &format!("multiples of 16 · dim_warps up to {most}"))?;
+            }
+            return Ok(());
+        }
         let least = if problem.dtypes.has_narrow_cache() { 16 } else { 8 };
         let of_warps = (2 * least).max(least * self.warps as usize);
         let fits = dim.is_multiple_of(of_warps) && (least..=256).contains(&dim);
         let accepted = format!("multiples of {} and of {least} · warps up to 256", 2 * least);
-        accept("head_dim", dim as u64, fits, &accepted)
+        accept("head_dim", dim as u64, fits, &accepted)?;
+        accept("head_dim_v", dim_v as u64, dim_v == dim, "head_dim with family decode and dim_warps 1")
     }
 
     fn check_genes(&self) -> Result<(), PlanError> {
         accept("warps", self.warps.into(), [1, 2, 4, 8].contains(&self.warps), "1, 2, 4 or 8")?;
+        let divides = self.dim_warps == 1 || self.dim_warps == self.warps;
+        accept("dim_warps", self.dim_warps.into(), divides, "1 or the number of warps")?;
         accept("warp_keys", self.warp_keys.into(), [16, 32].contains(&self.warp_keys), "16 or 32")?;
         accept("stages", self.stages.into(), (2..=8).contains(&self.stages), "2 to 8")?;
         let resident = (1..=8).contains(&self.resident_ctas);
@@ -218,11 +257,12 @@ impl DecodePlan {
         Ok(())
     }
 
-    /// Whether the family is the default: the keys lie in pages, and one tile holds the rows of a KV head; or
-    /// no other family reads the 8-bit cache.
+    /// Whether the family is the default: the keys lie in pages, and one tile holds the rows of a KV head, or
+    /// the rows are those of latent attention; or no other family reads the 8-bit cache.
     pub(super) fn suits(problem: &Problem) -> bool {
         let rows = problem.seq_q.saturating_mul(problem.group_size());
-        problem.dtypes.has_narrow_cache() || problem.storage.pages().is_some() && rows <= ROWS as usize
+        let most = if problem.v_in_k { MOST_LATENT_ROWS } else { ROWS as usize };
+        problem.dtypes.has_narrow_cache() || problem.storage.pages().is_some() && rows <= most
     }
 
     /// Whether the family divides the keys of strided rows faster than `mma` with splits does: on an H200

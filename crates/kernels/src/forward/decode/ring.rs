@@ -1,19 +1,22 @@
 //! A warp's ring of shared memory for keys and values.
 
-use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, R32, Shared};
 use tile::{Threads, TileCopy};
 
 use super::DecodePlan;
+use super::slices::Slice;
 use crate::Baked;
 
-/// A warp's ring of stages. A stage has a tile of keys and a tile of values.
+/// A warp's ring of stages. A stage has a tile for each of the warp's slices.
 #[derive(Clone, Debug)]
 pub(super) struct Ring {
     first: Shared,
     stages: u32,
     pub stage_bytes: u32,
-    pub copy: TileCopy,
+    /// Bytes from a stage to its second tile.
+    second: u32,
+    /// The copies of both slices.
+    pub copies: [(Slice, TileCopy); 2],
     /// The page of the lane's row in the next block to request, and the row there. The entry of the page
     /// table arrives while the warp computes.
     pub next: [R32; 2],
@@ -23,20 +26,28 @@ impl Ring {
     /// The ring of the warp in the rings of all warps, which begin at `rings`.
     pub fn new(k: &mut Builder, plan: &DecodePlan, baked: &Baked, threads: &Threads, rings: Shared) -> Ring {
         let stage_bytes = plan.stage_bytes(baked);
-        let row_bytes = baked.row_bytes(Tensor::K);
+        let start = k.shared_index(rings, threads.warp, plan.stages * stage_bytes);
+        let slices = plan.slices(baked);
+        let [first, second] = slices.map(|slice| plan.layout(slice));
+        let mut copy = |layout| TileCopy::by_warp(k, threads, layout, 0, plan.copy);
+        let of_first = copy(first);
+        let of_second = if second == first { of_first.clone() } else { copy(second) };
+        let with_rows =
+            |slice: Slice, copy: TileCopy| (slice, copy.with_row_bytes(baked.row_bytes(slice.tensor)));
         Ring {
-            first: k.shared_index(rings, threads.warp, plan.stages * stage_bytes),
+            first: start,
             stages: plan.stages,
             stage_bytes,
-            copy: TileCopy::by_warp(k, threads, plan.layout(baked), row_bytes, plan.copy),
+            second: first.bytes(),
+            copies: [with_rows(slices[0], of_first), with_rows(slices[1], of_second)],
             next: [k.mov(0), k.mov(0)],
         }
     }
 
-    /// The tiles of keys and of values of the stage at an offset.
+    /// The tiles of both slices of the stage at an offset.
     pub fn tiles(&self, k: &mut Builder, stage: R32) -> [Shared; 2] {
-        let keys = k.shared_advance(self.first, stage);
-        [keys, keys.at(i64::from(self.stage_bytes / 2))]
+        let first = k.shared_advance(self.first, stage);
+        [first, first.at(self.second.into())]
     }
 
     /// Waits until the oldest requested stage is filled, and until all lanes have read the stage before it.

@@ -10,6 +10,7 @@ use super::{Line, capped, causal, full};
 pub fn plain() -> DecodePlan {
     DecodePlan {
         warps: 2,
+        dim_warps: 1,
         warp_keys: 16,
         stages: 3,
         resident_ctas: 1,
@@ -26,6 +27,7 @@ fn alone(_: &mut DecodePlan) {}
 pub const TABLE: &[Line<DecodePlan>] = &[
     (full, alone, |p| p.warps = 1),
     (causal, alone, |p| p.warps = 4),
+    (full, alone, |p| p.dim_warps = 2),
     (causal, alone, |p| p.warp_keys = 32),
     (full, alone, |p| p.stages = 2),
     (causal, alone, |p| p.stages = 4),

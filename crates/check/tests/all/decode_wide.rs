@@ -1,0 +1,93 @@
+//! Tests of the gate on plans of the `decode` family whose warps divide the head dims.
+
+use crate::decode::{SMALL, bound, check, problem};
+use flashcore_check::gate::mutate::{Fault, mutant, sites};
+use flashcore_check::gate::{Settings, Verdict, check_kernel};
+use flashcore_check::launchfile::Bound;
+use kernels::forward::decode::DecodePlan;
+use problem::{Band, DType, Layout, Problem};
+
+/// The default plan, with blocks of 16 keys in two or more stages.
+fn plan(problem: &Problem) -> DecodePlan {
+    DecodePlan { warp_keys: 16, stages: 3, ..DecodePlan::default_for(problem, &SMALL) }
+}
+
+/// Both wide head dims in both types, with pages of every kind and lengths around them, groups of 1 to 16
+/// heads, bands, caps and sinks. Five CTAs divide the tiles at odd places.
+#[test]
+fn wide_heads_in_pages_and_lengths_around_them() {
+    for (i, page) in [0, 1, 16, 64].into_iter().enumerate() {
+        let around = page.max(16);
+        for (j, keys) in [1, around - 1, around, around + 1, 131].into_iter().enumerate() {
+            let keys = keys.max(1);
+            let (group, dtype) = ([1, 16, 5, 8][(i + j) % 4], [DType::F16, DType::Bf16][(i + j) % 2]);
+            let mut problem = problem(2, group, ([1, 2, 1][j % 3], keys), page, ([512, 320][i % 2], dtype));
+            problem.band = [Band::CAUSAL, Band::FULL, Band::window(30, 0)][j % 3];
+            problem.lengths.kv.used = j % 2 == 0;
+            problem.lengths.left_padded = (i + j) % 5 == 4;
+            problem.score.sink = j % 3 == 1;
+            problem.score.softcap = (i % 3 == 2).then_some(4.0);
+            let plan = match j % 3 {
+                0 => plan(&problem),
+                1 => DecodePlan { warps: 2, dim_warps: 2, stages: 2, ..plan(&problem) },
+                _ => DecodePlan { warp_keys: 32, stages: 2, overlapping: true, ..plan(&problem) },
+            };
+            check(&problem, &plan, &Settings::quick());
+        }
+    }
+}
+
+/// A problem of latent attention: one KV head, rows of 576 elements, of which the first 512 are the value.
+fn latent(batch: usize, heads: usize, (rows, keys): (usize, usize), page: usize, dtype: DType) -> Problem {
+    let problem = problem(batch, heads, (rows, keys), page, (576, dtype));
+    let problem = Problem { heads_q: heads, heads_kv: 1, ..problem }.with_layout(Layout::Bshd);
+    let problem = match page {
+        0 => problem,
+        _ => problem.with_pages(page, batch * keys.div_ceil(page) + 2),
+    };
+    problem.with_v_in_k(512)
+}
+
+#[test]
+fn values_are_read_from_the_keys() {
+    for (i, page) in [0, 1, 16, 64].into_iter().enumerate() {
+        let around = page.max(16);
+        for (j, keys) in [1, around - 1, around, around + 1, 131].into_iter().enumerate() {
+            let (heads, dtype) = ([16, 20, 40, 16][(i + j) % 4], [DType::Bf16, DType::F16][(i + j) % 2]);
+            let mut problem = latent(2, heads, ([1, 2, 1][j % 3], keys.max(1)), page, dtype);
+            problem.band = [Band::CAUSAL, Band::FULL][j % 2];
+            problem.lengths.kv.used = j % 2 == 0;
+            let plan = match j % 2 {
+                0 => plan(&problem),
+                _ => DecodePlan { warp_keys: 32, stages: 2, overlapping: true, ..plan(&problem) },
+            };
+            check(&problem, &plan, &Settings::quick());
+        }
+    }
+}
+
+/// Every barrier of the sum of S is needed, and so are the two buffers of the sum.
+#[test]
+fn faults_of_the_sum_are_refused() {
+    let problem = latent(2, 16, (1, 150), 16, DType::F16);
+    let right = bound(&problem, &plan(&problem));
+    let verdict = |kernel| {
+        let check = check_kernel(&Bound { kernel, ..right.clone() }, &Settings::quick()).unwrap();
+        (check.verdict, check.hazards.len())
+    };
+    for fault in [Fault::DropBarrier, Fault::DropAsyncWait] {
+        let count = sites(&right.kernel, fault);
+        assert!(count > 0, "{fault:?}");
+        for site in 0..count {
+            let found = verdict(mutant(&right.kernel, fault, site).unwrap());
+            assert_eq!(found.0, Verdict::Failed, "{fault:?} {site}: {found:?}");
+        }
+    }
+    let mut kernel = right.kernel.clone();
+    let text = kernel.module.to_string();
+    let turn = text.lines().find(|line| line.trim().starts_with("xor.b32") && line.ends_with(", 4096;"));
+    let without = text.replace(turn.expect("the buffers take turns"), "");
+    kernel.module = ptx::parse(&without).unwrap().verify().unwrap();
+    let found = verdict(kernel);
+    assert!(found.0 == Verdict::Failed && found.1 > 0, "{found:?}");
+}

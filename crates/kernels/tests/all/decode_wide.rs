@@ -1,0 +1,46 @@
+//! Plans of the `decode` family whose warps divide the head dims: registers, and shared memory of each GPU.
+
+use flashcore_kernels::forward::decode::DecodePlan;
+use flashcore_kernels::{Arch, Plan, PlanError, emit};
+use problem::{DType, Layout, Problem};
+use ptx::Kernel;
+
+use crate::tools;
+
+/// One query row for each of four sequences of 4096 keys in pages of 64 rows.
+fn problem(heads: [usize; 2], dims: [usize; 2], dtype: DType) -> Problem {
+    let problem = Problem { heads_kv: heads[1], ..Problem::new(4, heads[0], 1, dims[0], dtype) };
+    let problem = problem.with_seq_kv(4096, Layout::Bshd).with_pages(64, 260).with_lse(true);
+    if dims[0] == dims[1] { problem } else { problem.with_v_in_k(dims[1]) }
+}
+
+#[test]
+fn default_kernels_assemble_without_spills() {
+    let mut kernels: Vec<Kernel> = Vec::new();
+    let mut cases = Vec::new();
+    for arch in Arch::ALL {
+        for (heads, dims) in [([8, 1], [320, 320]), ([16, 2], [512, 512]), ([128, 1], [576, 512])] {
+            for dtype in [DType::F16, DType::Bf16] {
+                let problem = problem(heads, dims, dtype);
+                let plan = Plan::default_for(&problem, &arch).unwrap();
+                assert_eq!(plan.family(), "decode", "{problem:?}");
+                cases.push(format!("sm_{} {dims:?} {dtype} {plan:?}", arch.sm));
+                kernels.push(emit(&problem, &plan, &arch).unwrap().kernel(0));
+            }
+        }
+    }
+    let Some(facts) = tools::facts(&kernels.iter().collect::<Vec<_>>()) else { return };
+    for (case, facts) in cases.into_iter().zip(facts) {
+        println!("{case}: {} registers", facts.registers);
+        assert_eq!(facts.spills, 0, "{case}: {} registers", facts.registers);
+    }
+}
+
+/// A plan that does not fit the shared memory of a GPU is refused with both sizes.
+#[test]
+fn shared_memory_is_limited() {
+    let problem = problem([16, 2], [512, 512], DType::Bf16);
+    let plan = DecodePlan::default_for(&problem, &Arch::SM_90);
+    let refused = Plan::Decode(plan).check(&problem, &Arch::SM_120).unwrap_err();
+    assert!(matches!(refused, PlanError::SharedMemory { limit: 101_376, .. }), "{refused:?}");
+}
