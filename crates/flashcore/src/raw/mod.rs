@@ -215,6 +215,18 @@ impl fmt::Debug for Queue<'_> {
     }
 }
 
+/// Whether V is a view of the first columns of K in memory.
+fn v_in_k(operands: &OperandMap<Tensor>) -> bool {
+    let [Some(k), Some(v)] = [Operand::K, Operand::V].map(|operand| operands.get(operand)) else {
+        return false;
+    };
+    let ([of_k @ .., k_dim], [of_v @ .., v_dim]) = (k.view.shape(), v.view.shape()) else { return false };
+    let steps = of_k.iter().zip(k.view.strides()).zip(v.view.strides());
+    let mut steps = steps.map(|((&extent, of_k), of_v)| extent == 1 || of_k == of_v);
+    let alike = k.address == v.address && k.view.dtype() == v.view.dtype();
+    alike && of_k == of_v && v_dim < k_dim && steps.all(|alike| alike)
+}
+
 /// The operands of a problem in their order, each with the address of its lowest element.
 type Memory = SmallVec<[(OperandSpec, u64); 6]>;
 
@@ -307,7 +319,11 @@ pub fn prepare_append<'a>(
         prepared.prepare_variant(|index| memory[index].1)?;
         return Ok(Ready { memory, on: On::Stream { gpu, handle, prepared, write: None } });
     }
-    let problem = problem_of(operands, |tensor| &tensor.view, options)?;
+    let mut problem = problem_of(operands, |tensor| &tensor.view, options)?;
+    if v_in_k(operands) {
+        // Strides of extents of 1, which may differ, have no effect.
+        (problem.v, problem.v_in_k) = (problem.k, true);
+    }
     let append = append.map(|append| append.checked(&problem, operands)).transpose()?;
     if problem.is_empty() {
         problem.with_a_row().check()?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use problem::{Operand, OperandMap, OperandSpec};
 
-use super::{CallOptions, Memory, Tensor, View};
+use super::{CallOptions, Memory, Tensor, View, v_in_k};
 use crate::gpu::{Gpu, Prepared};
 
 /// Calls that a thread remembers.
@@ -21,6 +21,8 @@ struct RecentCall {
     gpu: *const Gpu,
     views: Vec<(Operand, View)>,
     options: CallOptions,
+    /// Whether V is a view of K, as the addresses say.
+    v_in_k: bool,
     prepared: Arc<Prepared>,
     /// In place of addresses, the distances from the lowest elements to the addresses.
     specs: Memory,
@@ -32,12 +34,14 @@ pub(super) fn find(
     operands: &OperandMap<Tensor>,
     options: &CallOptions,
 ) -> Option<(Arc<Prepared>, Memory)> {
+    let v_in_k = v_in_k(operands);
     RECENT.with_borrow(|all| {
         let call = all.iter().find(|call| {
             let views = call.views.iter().map(|(operand, view)| (*operand, view));
             std::ptr::eq(call.gpu, gpu)
                 && operands.iter().map(|(operand, tensor)| (operand, &tensor.view)).eq(views)
                 && call.options == *options
+                && call.v_in_k == v_in_k
         })?;
         let lowest = |((_, tensor), (spec, below)): ((_, &Tensor), &(OperandSpec, u64))| {
             (*spec, tensor.address.wrapping_sub(*below))
@@ -61,6 +65,7 @@ pub(super) fn keep(
         gpu,
         views: operands.iter().map(|(operand, tensor)| (operand, tensor.view)).collect(),
         options: options.clone(),
+        v_in_k: prepared.problem().v_in_k,
         prepared: prepared.clone(),
         specs: operands.iter().zip(memory).map(below).collect(),
     };

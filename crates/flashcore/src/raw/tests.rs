@@ -311,6 +311,32 @@ fn a_problem_is_stated_by_its_operands() {
     }
 }
 
+/// A V that is the first columns of K in memory is stated as such, and gives what a copy of V gives.
+#[test]
+fn values_in_keys_are_a_view() {
+    const WIDE: usize = 24;
+    let (q, k) = (ramp(2 * HEADS * 3 * WIDE, 3), ramp(2 * 7 * WIDE, 5));
+    let copy: Vec<f32> = k.chunks(WIDE).flat_map(|row| &row[..DIM]).copied().collect();
+    let float = ElementType::F32;
+    let keys = dense(&k, float, &[2, 1, 7, WIDE]);
+    let of_row = WIDE as i64;
+    // The stride of the only head has no effect.
+    let view = View::new(float, &[2, 1, 7, DIM], &[7 * of_row, 5, of_row, 1]).unwrap();
+    let in_keys = Tensor { view, ..keys };
+    let apart = dense(&copy, float, &[2, 1, 7, DIM]);
+    let shifted = Tensor { address: keys.address + 4, ..in_keys };
+    let narrow = Tensor { view: View::new(float, &[2, 1, 6, DIM], view.strides()).unwrap(), ..in_keys };
+    let inputs =
+        |v| [(Operand::Q, dense(&q, float, &[2, HEADS, 3, WIDE])), (Operand::K, keys), (Operand::V, v)];
+    for (v, expected) in [(in_keys, true), (apart, false), (shifted, false), (keys, false), (narrow, false)] {
+        assert_eq!(v_in_k(&inputs(v).into_iter().collect()), expected, "{v:?}");
+    }
+    let options = CallOptions::default();
+    let of_view = called(&inputs(in_keys), [2, HEADS, 3], &options).unwrap();
+    assert_eq!(of_view, called(&inputs(apart), [2, HEADS, 3], &options).unwrap());
+    assert_ne!(of_view, called(&inputs(shifted), [2, HEADS, 3], &options).unwrap());
+}
+
 /// A call appends keys in place and attends to all of them; refused lengths change nothing.
 #[test]
 fn appended_keys_are_attended_to() {
