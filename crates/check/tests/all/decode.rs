@@ -210,7 +210,7 @@ fn a_count_without_order_is_a_hazard() {
 #[test]
 fn defaults_decode_pages() {
     for arch in Arch::ALL {
-        for dim in [64, 96, 128, 192, 256] {
+        for dim in [64, 96, 128, 192, 256, 320, 512] {
             let problem = problem(4, 8, (1, 1000), 16, (dim, DType::Bf16));
             let plan = Plan::default_for(&problem, &arch).unwrap();
             assert_eq!(plan.family(), "decode", "{arch:?} {dim}");

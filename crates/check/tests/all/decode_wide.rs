@@ -7,9 +7,15 @@ use flashcore_check::launchfile::Bound;
 use kernels::forward::decode::DecodePlan;
 use problem::{Band, DType, Layout, Problem};
 
-/// The default plan, with blocks of 16 keys in two or more stages.
+/// The default plan, for 16 rows and with blocks of 16 keys in three stages.
 fn plan(problem: &Problem) -> DecodePlan {
-    DecodePlan { warp_keys: 16, stages: 3, ..DecodePlan::default_for(problem, &SMALL) }
+    DecodePlan {
+        warps: 4,
+        dim_warps: 4,
+        warp_keys: 16,
+        stages: 3,
+        ..DecodePlan::default_for(problem, &SMALL)
+    }
 }
 
 /// Both wide head dims in both types, with pages of every kind and lengths around them, groups of 1 to 16
@@ -29,7 +35,7 @@ fn wide_heads_in_pages_and_lengths_around_them() {
             problem.score.softcap = (i % 3 == 2).then_some(4.0);
             let plan = match j % 3 {
                 0 => plan(&problem),
-                1 => DecodePlan { warps: 2, dim_warps: 2, stages: 2, ..plan(&problem) },
+                1 => DecodePlan { warps: [2, 4][i % 2], dim_warps: 2, stages: 2, ..plan(&problem) },
                 _ => DecodePlan { warp_keys: 32, stages: 2, overlapping: true, ..plan(&problem) },
             };
             check(&problem, &plan, &Settings::quick());
@@ -57,37 +63,53 @@ fn values_are_read_from_the_keys() {
             let mut problem = latent(2, heads, ([1, 2, 1][j % 3], keys.max(1)), page, dtype);
             problem.band = [Band::CAUSAL, Band::FULL][j % 2];
             problem.lengths.kv.used = j % 2 == 0;
-            let plan = match j % 2 {
+            let plan = match j % 4 {
                 0 => plan(&problem),
-                _ => DecodePlan { warp_keys: 32, stages: 2, overlapping: true, ..plan(&problem) },
+                1 => DecodePlan { warp_keys: 32, stages: 2, overlapping: true, ..plan(&problem) },
+                2 => DecodePlan { warps: 8, ..plan(&problem) },
+                _ => DecodePlan { warps: 8, warp_keys: 32, stages: 2, ..plan(&problem) },
             };
             check(&problem, &plan, &Settings::quick());
         }
     }
 }
 
-/// Every barrier of the sum of S is needed, and so are the two buffers of the sum.
+/// All styles of inputs under all schedules, of a dense cache and of pages.
 #[test]
-fn faults_of_the_sum_are_refused() {
-    let problem = latent(2, 16, (1, 150), 16, DType::F16);
-    let right = bound(&problem, &plan(&problem));
-    let verdict = |kernel| {
+fn every_style_passes_under_every_schedule() {
+    let dense = latent(2, 20, (1, 70), 0, DType::F16);
+    check(&dense, &DecodePlan { warps: 8, ..plan(&dense) }, &Settings::thorough());
+    let mut wide = problem(2, 3, (1, 70), 3, (320, DType::Bf16));
+    wide.lengths.kv.used = true;
+    wide.score.scale = Some(-0.1);
+    check(&wide, &plan(&wide), &Settings::thorough());
+}
+
+/// Every barrier is needed, with one tile of rows and with several, and so are the two buffers of the sum.
+#[test]
+fn missing_barriers_and_buffers_are_refused() {
+    let problem = latent(2, 32, (1, 150), 16, DType::F16);
+    let verdict = |right: &Bound, kernel| {
         let check = check_kernel(&Bound { kernel, ..right.clone() }, &Settings::quick()).unwrap();
         (check.verdict, check.hazards.len())
     };
-    for fault in [Fault::DropBarrier, Fault::DropAsyncWait] {
-        let count = sites(&right.kernel, fault);
-        assert!(count > 0, "{fault:?}");
-        for site in 0..count {
-            let found = verdict(mutant(&right.kernel, fault, site).unwrap());
-            assert_eq!(found.0, Verdict::Failed, "{fault:?} {site}: {found:?}");
+    for warps in [4, 8] {
+        let right = bound(&problem, &DecodePlan { warps, ..plan(&problem) });
+        for fault in [Fault::DropBarrier, Fault::DropAsyncWait] {
+            let count = sites(&right.kernel, fault);
+            assert!(count > 0, "{fault:?}");
+            for site in 0..count {
+                let found = verdict(&right, mutant(&right.kernel, fault, site).unwrap());
+                assert_eq!(found.0, Verdict::Failed, "{warps} {fault:?} {site}: {found:?}");
+            }
         }
     }
+    let right = bound(&problem, &plan(&problem));
     let mut kernel = right.kernel.clone();
     let text = kernel.module.to_string();
     let turn = text.lines().find(|line| line.trim().starts_with("xor.b32") && line.ends_with(", 4096;"));
     let without = text.replace(turn.expect("the buffers take turns"), "");
     kernel.module = ptx::parse(&without).unwrap().verify().unwrap();
-    let found = verdict(kernel);
+    let found = verdict(&right, kernel);
     assert!(found.0 == Verdict::Failed && found.1 > 0, "{found:?}");
 }

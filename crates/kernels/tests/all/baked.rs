@@ -61,13 +61,17 @@ fn retold(draw: &mut Draw, p: &Problem) -> Problem {
         4 => p.out = Strides { batch: 4 * p.out.batch, head: 4 * p.out.head, row: 4 * p.out.row },
         _ => {}
     }
+    p.v_in_k &= p.head_dim >= p.head_dim_v && p.dtypes.k == p.dtypes.v;
+    if p.v_in_k {
+        p.v = p.k;
+    }
     p
 }
 
 /// The problem with some properties of another.
 fn mixed(draw: &mut Draw, p: &Problem) -> Problem {
     let (mut p, other) = (p.clone(), problem(draw));
-    for property in 0..12 {
+    for property in 0..13 {
         if !draw.one_in(6) {
             continue;
         }
@@ -83,6 +87,7 @@ fn mixed(draw: &mut Draw, p: &Problem) -> Problem {
             8 => p.lengths = other.lengths,
             9 => p.programs = other.programs.clone(),
             10 => p.storage = other.storage,
+            11 => p.v_in_k = other.v_in_k,
             _ => (p.heads_q, p.heads_kv) = (other.heads_q, other.heads_kv),
         }
     }
@@ -95,7 +100,7 @@ fn program(expr: Expr) -> Option<Program> {
 
 fn problem(draw: &mut Draw) -> Problem {
     let (dim, dim_v) =
-        draw.of(&[(64, 64), (128, 128), (64, 128), (192, 128), (72, 72), (256, 256), (40, 24)]);
+        draw.of(&[(64, 64), (128, 128), (64, 128), (192, 128), (72, 72), (256, 256), (40, 24), (576, 512)]);
     let dtype = draw.of(&[DType::F16, DType::F16, DType::Bf16, DType::Bf16, DType::E4m3, DType::F32]);
     let mut p = Problem::new(2, 4, 64, dim, dtype).with_lse(draw.one_in(2));
     p.dtypes.tf32 = dtype == DType::F32 && draw.one_in(2);
@@ -103,6 +108,7 @@ fn problem(draw: &mut Draw) -> Problem {
         p.dtypes = DTypes { v: DType::Bf16, out: DType::Bf16, ..p.dtypes };
     }
     p.head_dim_v = dim_v;
+    p.v_in_k = draw.one_in(2);
     p.heads_q = 8;
     p.heads_kv = draw.of(&[8, 4, 1]);
     p.band = draw.of(&[

@@ -1,7 +1,7 @@
 //! Plans of the `decode` family whose warps divide the head dims: registers, and shared memory of each GPU.
 
 use flashcore_kernels::forward::decode::DecodePlan;
-use flashcore_kernels::{Arch, Plan, PlanError, emit};
+use flashcore_kernels::{Arch, Plan, PlanError, bind, emit};
 use problem::{DType, Layout, Problem};
 use ptx::Kernel;
 
@@ -33,6 +33,25 @@ fn default_kernels_assemble_without_spills() {
     for (case, facts) in cases.into_iter().zip(facts) {
         println!("{case}: {} registers", facts.registers);
         assert_eq!(facts.spills, 0, "{case}: {} registers", facts.registers);
+    }
+}
+
+/// Whether V is in K is a property of the code only where the kernel reads it there.
+#[test]
+fn views_are_baked_where_they_are_read() {
+    let of = |problem: &Problem, plan: &DecodePlan| {
+        let plan = Plan::Decode(plan.clone());
+        let (baked, _) = bind(problem, &plan, &Arch::SM_90).unwrap();
+        (baked, emit(problem, &plan, &Arch::SM_90).unwrap().module.to_string())
+    };
+    for (dims, dim_warps, differs) in [([576, 512], 4, true), ([128, 128], 1, false), ([128, 128], 4, false)]
+    {
+        let latent = problem([16, 1], dims, DType::Bf16).with_v_in_k(dims[1]);
+        let apart = Problem { v_in_k: false, ..latent.clone() };
+        let plan = DecodePlan::default_for(&latent, &Arch::SM_90);
+        let plan = DecodePlan { dim_warps, stages: 2, ..plan };
+        let [(baked, text), (other_baked, other_text)] = [&latent, &apart].map(|problem| of(problem, &plan));
+        assert_eq!((baked != other_baked, text != other_text), (differs, differs), "{dims:?} {dim_warps}");
     }
 }
 

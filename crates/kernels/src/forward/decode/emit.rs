@@ -179,7 +179,8 @@ struct Tile {
 
 impl<'a> Decode<'a> {
     fn new(k: &mut Builder, plan: &'a DecodePlan, baked: &'a Baked, params: DecodeParams) -> Decode<'a> {
-        let threads = Threads::new(k, plan.threads(), plan.warps);
+        let parts = if plan.dim_warps == 1 { plan.warps } else { plan.dim_warps };
+        let threads = Threads::new(k, plan.threads(), parts);
         if plan.overlapping {
             k.griddep_launch_dependents();
             k.griddep_wait();
@@ -192,6 +193,7 @@ impl<'a> Decode<'a> {
             seq_kv: params.seq_kv,
             band: params.band,
             group: baked.group_size(),
+            rows: plan.rows(),
             block_n: plan.block_n(),
             lane: threads.lane,
         };
@@ -228,7 +230,7 @@ impl<'a> Decode<'a> {
             value: MatrixReader::rows_first(k, &threads, plan.layout(slices[values_tile(&slices)])),
             sum: (plan.dim_warps > 1).then(|| {
                 let room = shared.at(plan.ring_bytes(baked).into());
-                WarpSum::new(k, room, &threads, (ROWS, plan.warp_keys))
+                WarpSum::new(k, room, &threads, (ROWS, plan.warp_keys), plan.sum_buffers())
             }),
             slices,
             key_threads: if plan.dim_warps == 1 { threads } else { threads.of_all_columns() },
@@ -293,18 +295,24 @@ impl<'a> Decode<'a> {
     /// The rows of the tile under the cursor, packed.
     fn rows(&self, k: &mut Builder, at: &LineCursor) -> RowRange {
         RowRange {
-            first: k.mul(at.tile, ROWS),
-            rows: ROWS,
+            first: k.mul(at.tile, self.plan.rows()),
+            rows: self.plan.rows(),
             seq_q: at.entry.q.len,
             seq_kv: at.entry.kv.len,
             heads: self.baked.group_size(),
         }
     }
 
+    /// The first of the warp's 16 rows.
+    fn own_rows(&self, k: &mut Builder, rows: &RowRange) -> R32 {
+        if self.plan.tiles() == 1 { rows.first } else { k.mad(self.threads.row_warp, ROWS, rows.first) }
+    }
+
     /// The batch entry, the query head and the row in the tensor of the lane's row `below` of the tile, and
     /// whether the row exists.
     fn place(&self, k: &mut Builder, at: &LineCursor, rows: &RowRange, below: u32) -> ([R32; 3], Pred) {
-        let row = k.add(rows.first, self.threads.quad);
+        let first = self.own_rows(k, rows);
+        let row = k.add(first, self.threads.quad);
         let row = k.add(row, below);
         let all = k.mul(rows.seq_q, rows.heads);
         let exists = k.setp_u(CmpOp::Lt, row, all);
@@ -498,7 +506,7 @@ impl<'a> Decode<'a> {
             k.if_(more, |k| self.load_queries_of(k, at, tile));
         }
         // The warps have read what they merged before.
-        if self.plan.warps > self.plan.dim_warps {
+        if self.plan.warps > 1 && self.plan.dim_warps == 1 {
             k.bar_sync();
         }
         let (softmax, o) = tile.softmax.clone().merge(k, &self.key_threads, &tile.o, self.room);
@@ -556,7 +564,8 @@ impl<'a> Decode<'a> {
         let Some(lse) = self.params.lse else { return };
         let all = k.mul(rows.seq_q, rows.heads);
         let of_head = self.params.lengths.map_or(self.params.seq_q, |lengths| lengths.q.tensor_rows());
-        store_lse_at(k, &self.threads, &finished.lse, (rows.first, all), |k, row| {
+        let first = self.own_rows(k, &rows);
+        store_lse_at(k, &self.threads, &finished.lse, (first, all), |k, row| {
             let [head, position] = rows.head_and_position(k, at.head, row);
             let position = at.entry.q.row(k, position);
             let batch = self.entry_of_queries(k, at);

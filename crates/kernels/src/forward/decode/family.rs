@@ -4,7 +4,6 @@ use problem::Problem;
 use serde_json::{Value, json};
 
 use super::DecodePlan;
-use super::plan::ROWS;
 use crate::Symptom;
 use crate::family::{FamilyPlan, of_plan};
 use crate::forward::contract::{default_tanh, rescale_within, tanh_gene};
@@ -57,7 +56,7 @@ impl FamilyPlan for DecodePlan {
     of_plan!(check, baked, drafts);
 
     fn tile(&self) -> [u32; 2] {
-        [ROWS, self.block_n()]
+        [self.rows(), self.block_n()]
     }
 
     fn max_registers(&self) -> Option<u32> {

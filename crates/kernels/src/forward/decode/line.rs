@@ -4,13 +4,11 @@ use attend::{Bound, KeyBand, Lengths, RowRange, Sequence, SequenceRows};
 use ptx::{Builder, CmpOp, R32, SpecialReg};
 use tile::Pieces;
 
-use super::plan::ROWS;
-
 /// More rows than any sequence has packed.
 const ALL_ROWS: u32 = 1 << 30;
 
 /// The sequences whose tiles follow each other on the line: batch entries, in each its KV heads, in each the
-/// tiles of 16 packed rows, in each the blocks of keys that the sequence's rows see.
+/// tiles of packed rows, in each the blocks of keys that the sequence's rows see.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyLine {
     pub lengths: Option<Lengths>,
@@ -22,6 +20,8 @@ pub(super) struct KeyLine {
     pub band: KeyBand,
     /// Query heads of a KV head.
     pub group: u32,
+    /// Rows of a tile, a power of two.
+    pub rows: u32,
     /// Keys of a block.
     pub block_n: u32,
     pub lane: R32,
@@ -67,8 +67,8 @@ impl KeyLine {
         let least = k.add(from, 1);
         let end = k.max_s(bound.end, least);
         let packed = k.mul(q.len, self.group);
-        let up = k.add(packed, ROWS - 1);
-        LineEntry { q, kv, tiles: k.shr_u(up, ROWS.trailing_zeros()), from, end }
+        let up = k.add(packed, self.rows - 1);
+        LineEntry { q, kv, tiles: k.shr_u(up, self.rows.trailing_zeros()), from, end }
     }
 
     /// Blocks of a KV head of an entry, and of one of its tiles.

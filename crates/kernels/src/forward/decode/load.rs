@@ -40,9 +40,10 @@ impl Decode<'_> {
     fn load(&self, k: &mut Builder, at: &LineCursor, stage: R32) {
         let [first, limit] = self.rows_of_warp(k, at);
         let tiles = self.ring.tiles(k, stage);
-        let whole = k.setp_s(CmpOp::Ge, limit, self.plan.warp_keys);
+        let whole = k.setp_s(CmpOp::Ge, limit, self.plan.copied_keys());
         let load = |k: &mut Builder, limit: Option<R32>| {
             for (to, (slice, copy)) in tiles.into_iter().zip(&self.ring.copies) {
+                let to = self.own_keys(k, to, *slice);
                 match self.params.pages {
                     None => self.load_strided(k, (*slice, copy, to), at, (first, limit)),
                     Some(_) => self.load_paged(k, (*slice, copy, to), at, limit),
@@ -102,7 +103,7 @@ impl Decode<'_> {
     /// Rows of a warp's tile that always lie in one page, a power of two.
     fn rows_together(&self, at: &LineCursor) -> u32 {
         match (self.params.pages, at.entry.kv.start) {
-            (Some(pages), None) => (1 << pages.rows().trailing_zeros()).min(self.plan.warp_keys),
+            (Some(pages), None) => (1 << pages.rows().trailing_zeros()).min(self.plan.copied_keys()),
             _ => 1,
         }
     }
@@ -113,7 +114,8 @@ impl Decode<'_> {
         let origin = k.mul(at.block, self.plan.block_n());
         let first = match self.plan.dim_warps {
             1 => k.mad(self.part, self.plan.warp_keys, origin),
-            _ => origin,
+            _ if self.plan.tiles() == 1 => origin,
+            _ => k.mad(self.threads.row_warp, self.plan.copied_keys(), origin),
         };
         [first, k.sub(at.entry.kv.len, first)]
     }
@@ -144,6 +146,15 @@ impl Decode<'_> {
         let of_entry = k.mad(entry, batch_bytes, of_head);
         let row = Global { base: k.mad(row, self.baked.row_bytes(tensor), of_entry), ..start };
         self.in_row(k, row, slice)
+    }
+
+    /// The first of the keys in a tile that the warp copies.
+    fn own_keys(&self, k: &mut Builder, tile: Shared, slice: Slice) -> Shared {
+        if self.plan.tiles() == 1 {
+            return tile;
+        }
+        let pitch = self.plan.layout(slice).pitch();
+        k.shared_index(tile, self.threads.row_warp, self.plan.copied_keys() * pitch)
     }
 
     /// The warp's first element of a slice in a row of the tensor, or in a row of Q, whose columns are those

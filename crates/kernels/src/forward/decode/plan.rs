@@ -11,7 +11,7 @@ use crate::forward::lengths::check_lengths;
 use crate::forward::mma::{check_alignment, widest_copy};
 use crate::{Arch, Dims, PlanError};
 
-/// Rows of a tile.
+/// Rows of a warp.
 pub(super) const ROWS: u32 = 16;
 
 /// The most rows of a KV head with values in the keys for which the family is the default: one position of
@@ -24,9 +24,10 @@ const NAME: &str = "decode";
 /// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DecodePlan {
-    /// Warps of a CTA, which divide the keys of each block, or the head dims.
+    /// Warps of a CTA, which divide the keys of each block, or the head dims and the rows.
     pub warps: u32,
-    /// Warps that have the same keys and divide the head dims: 1, or all warps of the CTA.
+    /// Warps that have the same rows and keys, and divide the head dims. If more than 1, the CTA has 16 rows
+    /// for each so many warps, and all its warps have the same keys; else all warps have the same 16 rows.
     #[serde(default = "one")]
     pub dim_warps: u32,
     /// Keys of a block for one warp.
@@ -102,19 +103,24 @@ impl DecodePlan {
         plan
     }
 
-    /// The plan for head dims that warps divide: the largest block and the most stages, up to five, that
-    /// shared memory holds.
+    /// The plan for head dims that warps divide: as many rows as one load of the keys serves, up to 32, then
+    /// the largest block and the most stages, up to five, that shared memory holds.
     fn of_wide_heads(self, problem: &Problem, arch: &Arch) -> DecodePlan {
-        let sizes = [(32, 5), (32, 4), (32, 3), (16, 5), (16, 4), (16, 3), (16, 2)];
-        let of_size = |&(warp_keys, stages): &(u32, u32)| DecodePlan {
+        let sizes = [(32, 5), (32, 4), (32, 3), (16, 5), (16, 4), (32, 2), (16, 3), (16, 2)];
+        let of_size = |tiles: u32, &(warp_keys, stages): &(u32, u32)| DecodePlan {
+            warps: tiles * self.warps,
             dim_warps: self.warps,
             warp_keys,
             stages,
             least_blocks: 1,
             ..self.clone()
         };
-        let fits = |plan: &DecodePlan| plan.check_shared(problem, arch).is_ok();
-        sizes.iter().map(of_size).find(fits).unwrap_or_else(|| of_size(&(16, 2)))
+        let rows = problem.seq_q.saturating_mul(problem.group_size());
+        let needed = |tiles: &u32| *tiles == 1 || rows > (ROWS * tiles / 2) as usize;
+        let plans = [2, 1].into_iter().filter(needed);
+        let plans = plans.flat_map(|tiles| sizes.iter().map(move |size| (tiles, size)));
+        let fits = |plan: &DecodePlan| plan.check_genes().and(plan.check_shared(problem, arch)).is_ok();
+        plans.map(|(tiles, size)| of_size(tiles, size)).find(fits).unwrap_or_else(|| of_size(1, &(16, 2)))
     }
 
     /// Threads of a CTA.
@@ -124,7 +130,27 @@ impl DecodePlan {
 
     /// Keys of a block.
     pub const fn block_n(&self) -> u32 {
-        self.warps / self.dim_warps * self.warp_keys
+        if self.dim_warps == 1 { self.warps * self.warp_keys } else { self.warp_keys }
+    }
+
+    /// Groups of 16 query rows of a CTA.
+    pub(super) const fn tiles(&self) -> u32 {
+        if self.dim_warps == 1 { 1 } else { self.warps / self.dim_warps }
+    }
+
+    /// Query rows of a CTA.
+    pub(super) const fn rows(&self) -> u32 {
+        ROWS * self.tiles()
+    }
+
+    /// Keys of a block that a warp copies: those of its columns that no warp of other rows copies.
+    pub(super) const fn copied_keys(&self) -> u32 {
+        self.warp_keys / self.tiles()
+    }
+
+    /// Buffers of the sum of S. The ring of warps of several tiles has a barrier between two sums.
+    pub(super) const fn sum_buffers(&self) -> u32 {
+        if self.tiles() == 1 { 2 } else { 1 }
     }
 
     /// Bytes of a stage of a warp: a tile of each slice.
@@ -134,7 +160,7 @@ impl DecodePlan {
 
     /// Bytes of the rings of all warps.
     pub(super) fn ring_bytes(&self, dims: impl Into<Dims>) -> u32 {
-        self.warps * self.stages * self.stage_bytes(dims)
+        self.warps / self.tiles() * self.stages * self.stage_bytes(dims)
     }
 
     /// Bytes of the memory through which warps merge, or add their parts of S.
@@ -142,7 +168,7 @@ impl DecodePlan {
         match (self.warps, self.dim_warps) {
             (1, _) => 0,
             (warps, 1) => merge_bytes(warps, ROWS, dims.into().head_dim as u32),
-            (warps, _) => WarpSum::bytes(warps, ROWS, self.warp_keys),
+            (warps, _) => WarpSum::bytes(warps, (ROWS, self.warp_keys), self.sum_buffers()),
         }
     }
 
@@ -163,8 +189,8 @@ impl DecodePlan {
     fn most_blocks(&self, problem: &Problem) -> u64 {
         let (batch, group) = (problem.batch as u64, problem.group_size() as u64);
         let tiles = match problem.lengths.q.packed {
-            None => (problem.seq_q as u64 * group).div_ceil(ROWS.into()).saturating_mul(batch),
-            Some(rows) => (rows as u64 * group).div_ceil(ROWS.into()).saturating_add(batch),
+            None => (problem.seq_q as u64 * group).div_ceil(self.rows().into()).saturating_mul(batch),
+            Some(rows) => (rows as u64 * group).div_ceil(self.rows().into()).saturating_add(batch),
         };
         let blocks = (problem.seq_kv as u64).div_ceil(self.block_n().max(1).into()).max(1);
         tiles.saturating_mul(problem.heads_kv as u64).saturating_mul(blocks)
@@ -178,7 +204,8 @@ impl DecodePlan {
 
     /// Bytes of the partial results and of the counters.
     pub(super) fn merge_bytes(&self, problem: &Problem, ctas: u32) -> [usize; 2] {
-        let parts = LineMerge::bytes(ctas.into(), self.warps, problem.head_dim_v as u32);
+        let columns = problem.head_dim_v as u32 * self.tiles();
+        let parts = LineMerge::bytes(ctas.into(), self.warps, columns);
         [parts as usize, LineMerge::counter_bytes(ctas.into(), self.warps) as usize]
     }
 
@@ -203,7 +230,7 @@ impl DecodePlan {
         }
         let some = problem.seq_kv > 0 || problem.storage.pages().is_none();
         accept("seq_kv", problem.seq_kv as u64, some, "1 or more with pages")?;
-        check_lengths(problem, ROWS, problem.group_size() as u32)?;
+        check_lengths(problem, self.rows(), problem.group_size() as u32)?;
         let rows = (problem.seq_q as u64).saturating_mul(problem.group_size() as u64);
         accept("seq_q · group size", rows, rows < 1 << 30, "fewer than 2^30")?;
         let blocks = self.most_blocks(problem);
@@ -238,9 +265,10 @@ impl DecodePlan {
 
     fn check_genes(&self) -> Result<(), PlanError> {
         accept("warps", self.warps.into(), [1, 2, 4, 8].contains(&self.warps), "1, 2, 4 or 8")?;
-        let divides = self.dim_warps == 1 || self.dim_warps == self.warps;
-        accept("dim_warps", self.dim_warps.into(), divides, "1 or the number of warps")?;
+        let divides = self.dim_warps > 0 && self.warps.is_multiple_of(self.dim_warps);
+        accept("dim_warps", self.dim_warps.into(), divides, "divisors of the number of warps")?;
         accept("warp_keys", self.warp_keys.into(), [16, 32].contains(&self.warp_keys), "16 or 32")?;
+        accept("warp_keys", self.warp_keys.into(), self.copied_keys() >= 8, "8 or more for 16 query rows")?;
         accept("stages", self.stages.into(), (2..=8).contains(&self.stages), "2 to 8")?;
         let resident = (1..=8).contains(&self.resident_ctas);
         accept("resident_ctas", self.resident_ctas.into(), resident, "1 to 8")?;
@@ -257,12 +285,13 @@ impl DecodePlan {
         Ok(())
     }
 
-    /// Whether the family is the default: the keys lie in pages, and one tile holds the rows of a KV head, or
-    /// the rows are those of latent attention; or no other family reads the 8-bit cache.
+    /// Whether the family is the default: the keys lie in pages, and one tile holds the rows of a KV head; or
+    /// the rows are few and the values are in the keys; or no other family reads the 8-bit cache.
     pub(super) fn suits(problem: &Problem) -> bool {
         let rows = problem.seq_q.saturating_mul(problem.group_size());
-        let most = if problem.v_in_k { MOST_LATENT_ROWS } else { ROWS as usize };
-        problem.dtypes.has_narrow_cache() || problem.storage.pages().is_some() && rows <= most
+        problem.dtypes.has_narrow_cache()
+            || problem.storage.pages().is_some() && rows <= ROWS as usize
+            || problem.v_in_k && rows <= MOST_LATENT_ROWS
     }
 
     /// Whether the family divides the keys of strided rows faster than `mma` with splits does: on an H200

@@ -1,21 +1,24 @@
 //! A warp's ring of shared memory for keys and values.
 
 use ptx::{Builder, CmpOp, Pointer, R32, Shared};
-use tile::{Threads, TileCopy};
+use tile::{Threads, TileCopy, TileLayout};
 
 use super::DecodePlan;
 use super::slices::Slice;
 use crate::Baked;
 
-/// A warp's ring of stages. A stage has a tile for each of the warp's slices.
+/// The ring of stages of a warp, or of the warps of different rows that have the same columns. A stage has a
+/// tile for each slice of the columns.
 #[derive(Clone, Debug)]
 pub(super) struct Ring {
     first: Shared,
     stages: u32,
+    /// Whether warps share the ring, so that barriers of the CTA order their reads and copies.
+    shared: bool,
     pub stage_bytes: u32,
     /// Bytes from a stage to its second tile.
     second: u32,
-    /// The copies of both slices.
+    /// The copies of both slices, by which a warp loads its share of the keys.
     pub copies: [(Slice, TileCopy); 2],
     /// The page of the lane's row in the next block to request, and the row there. The entry of the page
     /// table arrives while the warp computes.
@@ -26,10 +29,15 @@ impl Ring {
     /// The ring of the warp in the rings of all warps, which begin at `rings`.
     pub fn new(k: &mut Builder, plan: &DecodePlan, baked: &Baked, threads: &Threads, rings: Shared) -> Ring {
         let stage_bytes = plan.stage_bytes(baked);
-        let start = k.shared_index(rings, threads.warp, plan.stages * stage_bytes);
+        let index =
+            if plan.tiles() == 1 { threads.warp } else { threads.part.expect("warps divide columns") };
+        let start = k.shared_index(rings, index, plan.stages * stage_bytes);
         let slices = plan.slices(baked);
         let [first, second] = slices.map(|slice| plan.layout(slice));
-        let mut copy = |layout| TileCopy::by_warp(k, threads, layout, 0, plan.copy);
+        let mut copy = |layout: TileLayout| {
+            let layout = TileLayout { rows: plan.copied_keys(), ..layout };
+            TileCopy::by_warp(k, threads, layout, 0, plan.copy)
+        };
         let of_first = copy(first);
         let of_second = if second == first { of_first.clone() } else { copy(second) };
         let with_rows =
@@ -37,6 +45,7 @@ impl Ring {
         Ring {
             first: start,
             stages: plan.stages,
+            shared: plan.tiles() > 1,
             stage_bytes,
             second: first.bytes(),
             copies: [with_rows(slices[0], of_first), with_rows(slices[1], of_second)],
@@ -53,7 +62,7 @@ impl Ring {
     /// Waits until the oldest requested stage is filled, and until all lanes have read the stage before it.
     pub fn wait(&self, k: &mut Builder) {
         k.cp_async_wait(self.stages - 2);
-        k.warp_sync();
+        if self.shared { k.bar_sync() } else { k.warp_sync() }
     }
 
     /// Advances the offset of a stage to the next stage.
