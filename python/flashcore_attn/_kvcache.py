@@ -68,7 +68,8 @@ def flash_attn_with_kvcache(
         q: ``(batch, seqlen_q, heads, head_dim)``; with ``cu_seqlens_q``, ``(total_q, heads, head_dim)``.
         k_cache: ``(batch_cache, seqlen_cache, heads_k, head_dim)``; with ``page_table``, a pool of pages,
             ``(pages, page_size, heads_k, head_dim)``. Any page size and any strides between rows.
-        v_cache: as ``k_cache``, with v's head dim.
+        v_cache: as ``k_cache``, with v's head dim. It may be a view of ``k_cache``'s first columns, as in latent
+            attention: a GPU then reads each row once.
         k: ``(batch, seqlen_new, heads_k, head_dim)``, keys that are written to the cache in place from row
             ``cache_seqlens`` on; with ``cu_seqlens_k_new``, ``(total_new, heads_k, head_dim)``.
         v: the values of these keys.
