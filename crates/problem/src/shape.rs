@@ -164,7 +164,7 @@ impl Problem {
     pub fn with_layout(mut self, layout: Layout) -> Problem {
         self.q = layout.strides(self.heads_q, self.seq_q, self.head_dim);
         self.k = layout.strides(self.heads_kv, self.seq_kv, self.head_dim);
-        self.v = layout.strides(self.heads_kv, self.seq_kv, self.head_dim_v);
+        self.v = layout.strides(self.heads_kv, self.seq_kv, self.v_columns());
         self.out = layout.strides(self.heads_q, self.seq_q, self.head_dim_v);
         self.gradients = GradientStrides::default();
         self
@@ -175,6 +175,11 @@ impl Problem {
         (self.head_dim_v, self.v, self.v_in_k) = (head_dim_v, self.k, true);
         self.out = Layout::Bshd.strides(self.heads_q, self.extents(Tensor::Out)[2], head_dim_v);
         self
+    }
+
+    /// Elements of a dense row of V: those of K, if V is a view of K.
+    pub(crate) const fn v_columns(&self) -> usize {
+        if self.v_in_k { self.head_dim } else { self.head_dim_v }
     }
 
     /// The factor on Q Kᵀ, with the default `1/√head_dim` resolved.
@@ -627,6 +632,9 @@ mod tests {
         Problem::mission().with_softcap(50.0).check().unwrap();
         let latent = Problem::new(1, 16, 9, 72, DType::F16).with_v_in_k(64);
         assert_eq!((latent.check(), latent.v.row, latent.out.row), (Ok(()), 72, 16 * 64));
+        let other = latent.clone().with_heads_kv(2, Layout::Bshd);
+        assert_eq!((other.check(), other.v.row), (Ok(()), 2 * 72));
+        assert_eq!(other.with_pages(4, 9).check(), Ok(()));
         for change in
             [(|p| p.head_dim_v = 80) as fn(&mut Problem), |p| p.v.row = 64, |p| p.dtypes.v = DType::Bf16]
         {

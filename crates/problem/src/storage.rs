@@ -99,7 +99,7 @@ impl Problem {
         let per_sequence = self.seq_kv.div_ceil(rows.max(1));
         self.storage = Storage::Pages(Pages { rows, count, per_sequence });
         let strides = |dim| crate::Layout::Bshd.strides(self.heads_kv, rows, dim);
-        (self.k, self.v) = (strides(self.head_dim), strides(self.head_dim_v));
+        (self.k, self.v) = (strides(self.head_dim), strides(self.v_columns()));
         self
     }
 
