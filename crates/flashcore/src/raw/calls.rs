@@ -56,7 +56,8 @@ impl KnownCall {
             }
             _ => false,
         };
-        self.interface == call.interface() && call.words(next) && rest.is_empty()
+        let alike = self.interface == call.interface() && call.words(next) && rest.is_empty();
+        alike && self.repeated.fits(|index| call.address(index))
     }
 }
 

@@ -17,6 +17,8 @@ pub struct Repeated {
     prepared: Arc<Prepared>,
     /// The operands of the problem in their order.
     operands: SmallVec<[RepeatedOperand; 8]>,
+    /// The indices of the addresses of K and V, if V is a view of K: they are equal.
+    view: Option<[usize; 2]>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +40,13 @@ impl Ready<'_> {
             let index = given.iter().position(|(operand, _)| *operand == Some(spec.operand))?;
             Some(RepeatedOperand { bytes: spec.bytes(), index, below: given[index].1.wrapping_sub(lowest) })
         };
+        let index = |wanted| given.iter().position(|(operand, _)| *operand == Some(wanted));
+        let view = match prepared.problem().v_in_k {
+            true => Some([index(Operand::K)?, index(Operand::V)?]),
+            false => None,
+        };
         Some(Repeated {
+            view,
             prepared: prepared.clone(),
             operands: self.memory.iter().map(operand).collect::<Option<_>>()?,
         })
@@ -46,6 +54,12 @@ impl Ready<'_> {
 }
 
 impl Repeated {
+    /// Whether the kernels compute the call at these addresses, given as in [`Repeated::enqueue`]. Kernels of
+    /// a V that is a view of K do not read V at another address.
+    pub fn fits(&self, address: impl Fn(usize) -> u64) -> bool {
+        self.view.is_none_or(|[k, v]| address(k) == address(v))
+    }
+
     /// Enqueues the call on a stream of its GPU, by the driver's handle. `address` gives the addresses, by
     /// their index in those of [`Ready::repeated`].
     ///
@@ -53,7 +67,8 @@ impl Repeated {
     /// As [`Ready::enqueue`].
     ///
     /// # Safety
-    /// As [`Ready::enqueue`], for operands of the shapes, strides and types of the first call.
+    /// As [`Ready::enqueue`], for operands of the shapes, strides and types of the first call, at addresses
+    /// that [fit](Repeated::fits).
     pub unsafe fn enqueue(&self, handle: u64, address: impl Fn(usize) -> u64) -> Result<(), AttentionError> {
         let slice = |number: usize| {
             let RepeatedOperand { bytes, index, below } = self.operands[number];
