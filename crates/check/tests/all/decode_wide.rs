@@ -1,11 +1,14 @@
 //! Tests of the gate on plans of the `decode` family whose warps divide the head dims.
 
+use crate::common::passes;
 use crate::decode::{SMALL, bound, check, problem};
 use flashcore_check::gate::mutate::{Fault, mutant, sites};
-use flashcore_check::gate::{Settings, Verdict, check_kernel};
+use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
 use kernels::forward::decode::DecodePlan;
+use kernels::{Arch, Plan};
 use problem::{Band, DType, Layout, Problem};
+use ptx::Kernel;
 
 /// The default plan, for 16 rows and with blocks of 16 keys in three stages.
 fn plan(problem: &Problem) -> DecodePlan {
@@ -74,6 +77,21 @@ fn values_are_read_from_the_keys() {
     }
 }
 
+/// The default plan of each GPU, with many more CTAs than blocks.
+#[test]
+fn default_plans_of_every_gpu_are_right() {
+    for arch in Arch::ALL {
+        let mut wide = problem(2, 8, (1, 70), 64, (512, DType::Bf16));
+        wide.lengths.kv.used = true;
+        for problem in [wide, latent(1, 40, (1, 150), 64, DType::Bf16)] {
+            let plan = Plan::default_for(&problem, &arch).unwrap();
+            assert_eq!(plan.family(), "decode", "{arch:?} {problem:?}");
+            let bound = bind(&plan, &problem, &arch).unwrap();
+            passes(&check_kernel(&bound, &Settings::quick()).unwrap(), &(problem, plan));
+        }
+    }
+}
+
 /// All styles of inputs under all schedules, of a dense cache and of pages.
 #[test]
 fn every_style_passes_under_every_schedule() {
@@ -85,14 +103,36 @@ fn every_style_passes_under_every_schedule() {
     check(&wide, &plan(&wide), &Settings::thorough());
 }
 
+/// The verdict on another kernel, and the number of hazards.
+fn verdict(right: &Bound, kernel: Kernel) -> (Verdict, usize) {
+    let check = check_kernel(&Bound { kernel, ..right.clone() }, &Settings::quick()).unwrap();
+    (check.verdict, check.hazards.len())
+}
+
+/// The kernel with other lines of text.
+fn edited(kernel: &Kernel, line: impl Fn(&str) -> String) -> Kernel {
+    let text = kernel.module.to_string();
+    let other = text.lines().map(|text| line(text) + "\n").collect::<String>();
+    assert_ne!(text, other, "no line is changed");
+    Kernel { module: ptx::parse(&other).unwrap().verify().unwrap(), ..kernel.clone() }
+}
+
+/// Other columns of K than those behind V are seen in the result.
+#[test]
+fn wrong_columns_are_refused() {
+    let problem = latent(2, 16, (1, 150), 16, DType::Bf16);
+    let right = bound(&problem, &plan(&problem));
+    let shifted = |line: &str| match line.trim().starts_with("cp.async.c") {
+        true => line.replace("+1024]", "+1008]"),
+        false => line.to_owned(),
+    };
+    assert_eq!(verdict(&right, edited(&right.kernel, shifted)), (Verdict::Failed, 0));
+}
+
 /// Every barrier is needed, with one tile of rows and with several, and so are the two buffers of the sum.
 #[test]
 fn missing_barriers_and_buffers_are_refused() {
     let problem = latent(2, 32, (1, 150), 16, DType::F16);
-    let verdict = |right: &Bound, kernel| {
-        let check = check_kernel(&Bound { kernel, ..right.clone() }, &Settings::quick()).unwrap();
-        (check.verdict, check.hazards.len())
-    };
     for warps in [4, 8] {
         let right = bound(&problem, &DecodePlan { warps, ..plan(&problem) });
         for fault in [Fault::DropBarrier, Fault::DropAsyncWait] {
@@ -105,11 +145,10 @@ fn missing_barriers_and_buffers_are_refused() {
         }
     }
     let right = bound(&problem, &plan(&problem));
-    let mut kernel = right.kernel.clone();
-    let text = kernel.module.to_string();
-    let turn = text.lines().find(|line| line.trim().starts_with("xor.b32") && line.ends_with(", 4096;"));
-    let without = text.replace(turn.expect("the buffers take turns"), "");
-    kernel.module = ptx::parse(&without).unwrap().verify().unwrap();
-    let found = verdict(&right, kernel);
+    let without_turn = |line: &str| match line.trim().starts_with("xor.b32") && line.ends_with(", 4096;") {
+        true => String::new(),
+        false => line.to_owned(),
+    };
+    let found = verdict(&right, edited(&right.kernel, without_turn));
     assert!(found.0 == Verdict::Failed && found.1 > 0, "{found:?}");
 }
