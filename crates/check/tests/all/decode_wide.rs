@@ -62,7 +62,7 @@ fn values_are_read_from_the_keys() {
     for (i, page) in [0, 1, 16, 64].into_iter().enumerate() {
         let around = page.max(16);
         for (j, keys) in [1, around - 1, around, around + 1, 131].into_iter().enumerate() {
-            let (heads, dtype) = ([16, 20, 40, 16][(i + j) % 4], [DType::Bf16, DType::F16][(i + j) % 2]);
+            let (heads, dtype) = ([16, 20, 128, 40][(i + j) % 4], [DType::Bf16, DType::F16][(i + j) % 2]);
             let mut problem = latent(2, heads, ([1, 2, 1][j % 3], keys.max(1)), page, dtype);
             problem.band = [Band::CAUSAL, Band::FULL][j % 2];
             problem.lengths.kv.used = j % 2 == 0;

@@ -1,6 +1,7 @@
 //! Plans of the `decode` family whose warps divide the head dims: registers, and shared memory of each GPU.
 
 use flashcore_kernels::forward::decode::DecodePlan;
+use flashcore_kernels::select::{Device, TunedTable, choose};
 use flashcore_kernels::{Arch, Plan, PlanError, bind, emit};
 use problem::{DType, Layout, Problem};
 use ptx::Kernel;
@@ -33,6 +34,25 @@ fn default_kernels_assemble_without_spills() {
     for (case, facts) in cases.into_iter().zip(facts) {
         println!("{case}: {} registers", facts.registers);
         assert_eq!(facts.spills, 0, "{case}: {} registers", facts.registers);
+    }
+}
+
+/// Values in keys are read once where the rows are few, in pages or not. Many rows, and values apart from
+/// keys, have other families.
+#[test]
+fn the_family_is_chosen_for_few_rows_with_values_in_keys() {
+    let of_rows = |rows: usize| Problem { heads_kv: 1, ..Problem::new(4, 128, rows, 576, DType::Bf16) };
+    let dense = |rows| of_rows(rows).with_seq_kv(4096, Layout::Bshd);
+    let apart = Problem { head_dim_v: 512, ..dense(1) }.with_layout(Layout::Bshd);
+    for (problem, expected) in [
+        (dense(1).with_v_in_k(512), true),
+        (dense(1).with_pages(64, 260).with_v_in_k(512), true),
+        (dense(2).with_v_in_k(512), false),
+        (apart, false),
+    ] {
+        let device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
+        let choice = choose(&problem, &device, TunedTable::builtin()).unwrap();
+        assert_eq!(choice.plan.family() == "decode", expected, "{problem:?}: {:?}", choice.plan);
     }
 }
 
