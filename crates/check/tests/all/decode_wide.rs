@@ -7,7 +7,7 @@ use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
 use kernels::forward::decode::DecodePlan;
 use kernels::{Arch, Plan};
-use problem::{Band, DType, Layout, Problem};
+use problem::{Band, DType, Layout, Problem, SideLengths};
 use ptx::Kernel;
 
 /// The default plan, for 16 rows and with blocks of 16 keys in three stages.
@@ -64,8 +64,10 @@ fn values_are_read_from_the_keys() {
         for (j, keys) in [1, around - 1, around, around + 1, 131].into_iter().enumerate() {
             let (heads, dtype) = ([16, 20, 128, 40][(i + j) % 4], [DType::Bf16, DType::F16][(i + j) % 2]);
             let mut problem = latent(2, heads, ([1, 2, 1][j % 3], keys.max(1)), page, dtype);
-            problem.band = [Band::CAUSAL, Band::FULL][j % 2];
+            problem.band = [Band::CAUSAL, Band::FULL, Band::window(30, 0)][j % 3];
             problem.lengths.kv.used = j % 2 == 0;
+            problem.score.sink = (i + j) % 3 == 1;
+            problem.score.softcap = (i % 3 == 2).then_some(4.0);
             let plan = match j % 4 {
                 0 => plan(&problem),
                 1 => DecodePlan { warp_keys: 32, stages: 2, overlapping: true, ..plan(&problem) },
@@ -74,6 +76,18 @@ fn values_are_read_from_the_keys() {
             };
             check(&problem, &plan, &Settings::quick());
         }
+    }
+}
+
+/// Packed queries: sequences without rows, single rows and several tiles in one launch.
+#[test]
+fn packed_queries_share_a_launch() {
+    let mut problem = latent(5, 20, (4, 60), 16, DType::F16).with_band(Band::CAUSAL);
+    problem.lengths.q = SideLengths { packed: Some(12), used: false };
+    problem.lengths.kv.used = true;
+    (problem.q, problem.out) = (Layout::Bshd.strides(20, 1, 576), Layout::Bshd.strides(20, 1, 512));
+    for warps in [4, 8] {
+        check(&problem, &DecodePlan { warps, ..plan(&problem) }, &Settings::quick());
     }
 }
 

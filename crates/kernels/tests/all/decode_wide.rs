@@ -3,7 +3,7 @@
 use flashcore_kernels::forward::decode::DecodePlan;
 use flashcore_kernels::select::{Device, TunedTable, choose};
 use flashcore_kernels::{Arch, Plan, PlanError, bind, emit};
-use problem::{DType, Layout, Problem};
+use problem::{Band, DType, Layout, Problem, SideLengths};
 use ptx::Kernel;
 
 use crate::tools;
@@ -15,17 +15,26 @@ fn problem(heads: [usize; 2], dims: [usize; 2], dtype: DType) -> Problem {
     if dims[0] == dims[1] { problem } else { problem.with_v_in_k(dims[1]) }
 }
 
+/// The problem with every feature of the family that costs registers.
+fn with_all_features(mut problem: Problem) -> Problem {
+    problem.band = Band::window(1000, 0);
+    (problem.score.sink, problem.score.softcap) = (true, Some(30.0));
+    problem.lengths.q = SideLengths { packed: Some(4), used: false };
+    (problem.lengths.kv.used, problem.lengths.left_padded) = (true, true);
+    problem.with_pages(1, 20_000)
+}
+
 #[test]
 fn default_kernels_assemble_without_spills() {
     let mut kernels: Vec<Kernel> = Vec::new();
     let mut cases = Vec::new();
     for arch in Arch::ALL {
         for (heads, dims) in [([8, 1], [320, 320]), ([16, 2], [512, 512]), ([128, 1], [576, 512])] {
-            for dtype in [DType::F16, DType::Bf16] {
-                let problem = problem(heads, dims, dtype);
+            let of = |dtype| problem(heads, dims, dtype);
+            for problem in [of(DType::F16), of(DType::Bf16), with_all_features(of(DType::Bf16))] {
                 let plan = Plan::default_for(&problem, &arch).unwrap();
                 assert_eq!(plan.family(), "decode", "{problem:?}");
-                cases.push(format!("sm_{} {dims:?} {dtype} {plan:?}", arch.sm));
+                cases.push(format!("sm_{} {dims:?} {} {plan:?}", arch.sm, problem.dtypes));
                 kernels.push(emit(&problem, &plan, &arch).unwrap().kernel(0));
             }
         }
