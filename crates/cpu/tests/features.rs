@@ -19,9 +19,8 @@ fn small(seq: usize, dim: usize) -> Problem {
 
 #[test]
 fn head_dims_odd_and_large() {
-    for (dim, dim_v) in
-        [(1, 1), (2, 5), (7, 13), (16, 64), (33, 3), (64, 64), (80, 96), (127, 255), (256, 256)]
-    {
+    let usual = [(1, 1), (2, 5), (7, 13), (16, 64), (33, 3), (64, 64), (80, 96), (127, 255), (256, 256)];
+    for (dim, dim_v) in usual.into_iter().chain([(320, 320), (512, 512), (576, 512)]) {
         let mut p = small(37, dim);
         p.head_dim_v = dim_v;
         check_everywhere(&p.with_layout(Layout::Bshd), 1, 1.0);
