@@ -41,6 +41,8 @@ class Problem(NamedTuple):
     window: int = 0
     #: Queries of each sequence: its last positions, under a causal mask.
     rows: int = 1
+    #: The first columns of a key that are its value, in latent attention; 0 for values of their own.
+    value_dim: int = 0
 
 
 PROBLEMS = [
@@ -60,6 +62,11 @@ PROBLEMS = [
     *(Problem(f"B16 x 8192 pages of {page}", [8192] * 16, page=page) for page in (64, 1)),
     Problem("B16 x 32768 window 128", [32768] * 16, window=128),
     Problem("B1 x 32768, 512 queries", [32768], rows=512),
+    *(Problem(f"B{b} x {n} H16/2 D512", [n] * b, 16, 2, 512, 64) for b, n in ((1, 8192), (16, 4096))),
+    *(
+        Problem(f"B{b} x {n} H{heads} latent", [n] * b, heads, 1, 576, 64, value_dim=512)
+        for b, n, heads in ((1, 8192, 16), (64, 4096, 16), (32, 4096, 128))
+    ),
 ]
 
 
@@ -74,6 +81,8 @@ def _work(device: str, dtype: torch.dtype, problem: Problem, lengths: list[int])
     count = min(problem.rows, min(lengths))
     shapes = [(batch, problem.heads, count, dim), *[(batch, problem.heads_k, longest, dim)] * 2]
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
+    if problem.value_dim:
+        v = k[..., : problem.value_dim]
     factors = None
     if problem.narrow:
         factors = torch.full((batch, problem.heads_k), _FACTOR, device=device)
@@ -90,7 +99,7 @@ def _work(device: str, dtype: torch.dtype, problem: Problem, lengths: list[int])
     work = Work(f"decode {problem.name}", q, keys, values, {}, mask=mask, pairs=pairs)
     read = float(sum(min(n, seen + count - 1) for n in lengths))
     if count == 1:
-        work.bytes = 2.0 * read * problem.heads_k * dim * k.element_size()
+        work.bytes = (1.0 if problem.value_dim else 2.0) * read * problem.heads_k * dim * k.element_size()
     rows = _transposed(q, k, v)
     options: dict[str, Any] = {"cache_seqlens": used, "causal": True}
     if problem.window:
@@ -100,17 +109,19 @@ def _work(device: str, dtype: torch.dtype, problem: Problem, lengths: list[int])
 
     def paged(function: Callable[[], Any]) -> Callable[[], Call]:
         def load() -> Call:
-            table, pools = _pages(rows[1:], problem.page)
+            table, pools = _pages(rows[1:2] if problem.value_dim else rows[1:], problem.page)
+            if problem.value_dim:
+                pools.append(pools[0][..., : problem.value_dim])
             return _bound(function(), rows[0], *pools, page_table=table, **options)
 
         return load
 
     add: dict[str, Callable[[], Call]] = {OURS: paged(lambda: flash_attn_with_kvcache)}
-    if factors is None:
+    if factors is None and dim <= 256:
         add["fa3"] = paged(lambda: _flash_attention(3, "flash_attn_with_kvcache"))
     if factors is not None:
         add["flashinfer-tensor-cores"] = _flashinfer(rows, lengths, True, problem.page, _FACTOR)
-    elif not problem.window and count == 1:
+    elif not problem.window and not problem.value_dim and count == 1:
         if min(lengths) == longest and problem.page == 16:
             add[f"{OURS}-dense"] = lambda: _bound(flash_attn_func, *rows)
             work.calls["sdpa-cudnn"] = _sdpa_dense(work)
