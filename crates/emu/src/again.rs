@@ -50,7 +50,7 @@ fn run_and_judge(
         tell_warp_order(kernel, &copies, options, &mut report)?;
     }
     if report.hazards.iter().any(|hazard| lines.reads_beside_a_store(hazard)) {
-        tell_unused_reads(kernel, &copies, options, &lines, &mut report);
+        tell_unused_reads(kernel, &copies, options, &lines, collectives, &mut report);
     }
     let unused =
         |h: &Hazard| lines.stores_undefined(h) || lines.reads_unwritten(h) || lines.meets_in_a_store(h);
@@ -103,33 +103,60 @@ fn tell_warp_order(
     Ok(())
 }
 
-/// Reports races of reads as notes if nothing depends on the values that these reads returned. One run
-/// collects the racing reads, the next run follows their values.
+/// Reports races of reads as notes if nothing depends on the values that these reads returned, and as
+/// [`HazardKind::WarpOrder`] if that holds when collectives order memory: a lane that reads before a shuffle
+/// does not read what another lane stores behind it.
 fn tell_unused_reads(
     kernel: &Kernel,
     copies: &[Buffer],
     options: &Options,
     lines: &Lines,
+    collectives: bool,
     report: &mut Report,
 ) {
-    let Ok((racing, doubts)) = again(kernel, copies, options, Follow::Collect) else { return };
-    if doubts.overflow || doubts.is_empty() {
-        return;
-    }
-    let Ok((followed, _)) = again(kernel, copies, options, Follow::Values(&doubts)) else { return };
     let known: HashSet<Key> = report.hazards.iter().map(key).collect();
-    if followed.hazards.iter().any(|h| is_undefined(h) && !known.contains(&key(h))) {
-        return;
-    }
-    let pair = |h: &Hazard| (h.line.min(h.other_line.unwrap_or(0)), h.line.max(h.other_line.unwrap_or(0)));
-    let collected: HashSet<(u32, u32)> =
-        racing.hazards.iter().filter(|h| h.kind == HazardKind::Race).map(pair).collect();
-    for hazard in report.hazards.iter_mut() {
-        if lines.reads_beside_a_store(hazard) && collected.contains(&pair(hazard)) {
-            hazard.kind = HazardKind::UnusedRead;
-            hazard.message += "; nothing depends on the value that was read";
+    let mut tell = |unused: HashSet<(u32, u32)>, kind: HazardKind, why: &str| {
+        for hazard in report.hazards.iter_mut() {
+            if lines.reads_beside_a_store(hazard) && unused.contains(&pair(hazard)) {
+                hazard.kind = kind;
+                hazard.message += why;
+            }
+        }
+    };
+    if let Some(unused) = unused_reads(kernel, copies, options, &known) {
+        tell(unused, HazardKind::UnusedRead, "; nothing depends on the value that was read");
+    } else if collectives {
+        let ordered = Options { collectives_order: true, ..options.clone() };
+        if let Some(unused) = unused_reads(kernel, copies, &ordered, &known) {
+            let why = "; something depends on the value that was read, unless a shuffle or another collective \
+                       orders memory; put bar.warp.sync (__syncwarp) beside it";
+            tell(unused, HazardKind::WarpOrder, why);
         }
     }
+}
+
+fn pair(h: &Hazard) -> (u32, u32) {
+    let other = h.other_line.unwrap_or(0);
+    (h.line.min(other), h.line.max(other))
+}
+
+/// The lines of the races, if nothing depends on the values of racing reads. One run collects the racing
+/// reads, the next run follows their values. Something depends on one if a hazard appears that is not
+/// `known`.
+fn unused_reads(
+    kernel: &Kernel,
+    copies: &[Buffer],
+    options: &Options,
+    known: &HashSet<Key>,
+) -> Option<HashSet<(u32, u32)>> {
+    let (racing, doubts) = again(kernel, copies, options, Follow::Collect).ok()?;
+    if doubts.overflow || doubts.is_empty() {
+        return None;
+    }
+    let (followed, _) = again(kernel, copies, options, Follow::Values(&doubts)).ok()?;
+    let depends = followed.hazards.iter().any(|h| is_undefined(h) && !known.contains(&key(h)));
+    let races = racing.hazards.iter().filter(|h| h.kind == HazardKind::Race);
+    (!depends).then(|| races.map(pair).collect())
 }
 
 /// Reports stores of unwritten registers to shared memory, loads of shared memory that no thread has written,

@@ -5,13 +5,13 @@
 //! `selp` passes the value on. An address, a branch, a store, a barrier or a matrix product depends on the
 //! value, and the finding is reported there.
 
-use std::ops::{Index, IndexMut};
-
 use ptx::{BinaryOp, BoolOp, Op, PrmtMode, Type};
 use smallvec::SmallVec;
 
+use super::by_slot::BySlot;
 use super::effects::{Slots, Uses, defines, operand_list, uses};
 use super::flow::{BasicBlock, blocks};
+use super::origin::Origins;
 use super::region::{Region, regions};
 use super::{Call, Class, Inst, Program, Slot};
 
@@ -87,9 +87,11 @@ pub(super) fn watch(program: &mut Program, follow_loads: bool) {
     let passed = program.calls.iter().flat_map(Call::registers);
     let mut suspects: Vec<Slot> = passed.filter(|slot| !known[*slot]).collect();
     let mut all_regions = Vec::new();
+    let origins = follow_loads.then(|| Origins::new(program, &known));
     for info in &program.functions {
         let blocks = blocks(&program.code, &program.targets, info.start, info.end);
-        let regions = if follow_loads { regions(program, &blocks) } else { Vec::new() };
+        let regions =
+            origins.iter().flat_map(|origins| regions(program, &blocks, origins)).collect::<Vec<_>>();
         analysis.suspects(&blocks, &regions, &mut suspects);
         all_regions.extend(regions);
     }
@@ -260,36 +262,6 @@ fn bytes_of(program: &Program, inst: &Inst, index: &BySlot<Option<u32>>) -> Opti
         _ => false,
     };
     keeps_apart.then(|| [0, 1, 2, 3, 4, 5, 6, 7].map(from))
-}
-
-/// A value for each slot.
-#[derive(Clone, PartialEq, Eq)]
-struct BySlot<T> {
-    /// The position of the first slot of each class.
-    first: [usize; 4],
-    values: Vec<T>,
-}
-
-impl<T: Clone> BySlot<T> {
-    fn new(program: &Program, value: T) -> BySlot<T> {
-        let [w32, w64, pred] = program.sizes;
-        // Absent slots share the last position.
-        BySlot { first: [0, w32, w32 + w64, w32 + w64 + pred], values: vec![value; w32 + w64 + pred + 1] }
-    }
-}
-
-impl<T> Index<Slot> for BySlot<T> {
-    type Output = T;
-
-    fn index(&self, slot: Slot) -> &T {
-        &self.values[self.first[slot.class as usize] + slot.at()]
-    }
-}
-
-impl<T> IndexMut<Slot> for BySlot<T> {
-    fn index_mut(&mut self, slot: Slot) -> &mut T {
-        &mut self.values[self.first[slot.class as usize] + slot.at()]
-    }
 }
 
 /// Registers that are defined in every lane that reaches a point; `None` before any path to the point was

@@ -57,7 +57,7 @@ pub(super) fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
             uses.effect.extend(sources());
             uses.effect.extend_from_slice(list);
         }
-        Op::Shfl(_) => {
+        Op::Shfl(_) | Op::Vote(_) | Op::Match(..) | Op::Redux { .. } => {
             uses.data.push(inst.s[0]);
             uses.effect.extend_from_slice(&inst.s[1..]);
         }

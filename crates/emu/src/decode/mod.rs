@@ -3,6 +3,7 @@
 //! the kernel runs.
 
 mod bulk;
+mod by_slot;
 mod defined;
 mod effects;
 mod flow;
@@ -11,6 +12,7 @@ mod layout;
 mod matrix;
 mod moves;
 mod operands;
+mod origin;
 mod region;
 mod synchronisation;
 mod tensor_memory;

@@ -5,6 +5,7 @@ use ptx::{MemSem, Memory, Op, Space};
 
 use super::effects::{defines, operand_list, passes_on};
 use super::flow::BasicBlock;
+use super::origin::Origins;
 use super::{Inst, NOWHERE, Program, Slot};
 
 /// The instructions between a branch and the point where its lanes reconverge.
@@ -19,11 +20,11 @@ pub(super) struct Region {
 }
 
 /// The regions of one function's branches that write registers and local memory only.
-pub(super) fn regions(program: &Program, blocks: &[BasicBlock]) -> Vec<Region> {
-    (0..blocks.len()).filter_map(|block| region(program, blocks, block)).collect()
+pub(super) fn regions(program: &Program, blocks: &[BasicBlock], origins: &Origins) -> Vec<Region> {
+    (0..blocks.len()).filter_map(|block| region(program, blocks, origins, block)).collect()
 }
 
-fn region(program: &Program, blocks: &[BasicBlock], from: usize) -> Option<Region> {
+fn region(program: &Program, blocks: &[BasicBlock], origins: &Origins, from: usize) -> Option<Region> {
     let branch = blocks[from].end - 1;
     let inst = &program.code[branch as usize];
     let join = inst.reconverge;
@@ -31,19 +32,15 @@ fn region(program: &Program, blocks: &[BasicBlock], from: usize) -> Option<Regio
         return None;
     }
     let mut region = Region { branch, join, writes: Vec::new(), stores: false };
-    let mut seen = vec![false; blocks.len()];
+    let mut inside = vec![false; blocks.len()];
     let mut work = blocks[from].successors.clone();
     while let Some(at) = work.pop() {
         let block = blocks.get(at)?;
-        if block.start == join || std::mem::replace(&mut seen[at], true) {
+        if block.start == join || std::mem::replace(&mut inside[at], true) {
             continue;
         }
-        // A value that decides how often a loop runs may keep it from ending.
-        if at == from {
-            return None;
-        }
         for inst in &program.code[block.start as usize..block.end as usize] {
-            if !only_writes_of_the_thread(inst) {
+            if !only_writes_of_the_thread(inst, origins) {
                 return None;
             }
             region.stores |= matches!(inst.op, Op::St(_));
@@ -51,21 +48,49 @@ fn region(program: &Program, blocks: &[BasicBlock], from: usize) -> Option<Regio
         }
         work.extend(&block.successors);
     }
-    Some(region)
+    (!inside[from] && ends(blocks, &inside, origins)).then_some(region)
 }
 
 /// Whether an instruction reads nothing that another thread may write, and writes nothing that another thread
-/// can read.
-fn only_writes_of_the_thread(inst: &Inst) -> bool {
-    let constant = |m: &Memory| match m.space {
-        Space::Param | Space::Const | Space::Local => true,
-        Space::Global => m.non_coherent,
-        _ => false,
-    };
+/// can read. Its address must not depend on what the thread has loaded: lanes that take another side do not
+/// execute it, and nothing checks the address that it would have there. Only a load of local memory may have
+/// any address, since a sine reads the digits of 2/π from an array of the thread.
+fn only_writes_of_the_thread(inst: &Inst, origins: &Origins) -> bool {
+    let weak = |m: &Memory| matches!(m.sem, MemSem::Default | MemSem::Weak);
     match &inst.op {
         Op::Mov(_) | Op::Bra { .. } => true,
-        Op::Ld(m) => constant(m) && m.sem == MemSem::Weak,
-        Op::St(m) => m.space == Space::Local && m.sem == MemSem::Weak,
+        Op::Ld(m) if weak(m) => match m.space {
+            Space::Local => true,
+            Space::Param | Space::Const => origins.without_loads(inst.base),
+            Space::Global => m.non_coherent && origins.without_loads(inst.base),
+            _ => false,
+        },
+        Op::St(m) if weak(m) => m.space == Space::Local && origins.without_loads(inst.base),
         op => passes_on(op),
     }
+}
+
+/// Whether lanes leave the blocks `inside`, whichever way they take: these hold no loops but such that count
+/// to a constant. A value that decides how often a loop runs may keep the thread from ending.
+fn ends(blocks: &[BasicBlock], inside: &[bool], origins: &Origins) -> bool {
+    let next = |at: usize| {
+        let successors =
+            blocks[at].successors.iter().copied().filter(|next| inside.get(*next) == Some(&true));
+        successors.filter(move |next| *next != at || !origins.counts_to_a_constant(&blocks[at]))
+    };
+    let all: Vec<usize> = (0..blocks.len()).filter(|at| inside[*at]).collect();
+    let mut before = vec![0; blocks.len()];
+    all.iter().flat_map(|at| next(*at)).for_each(|next| before[next] += 1);
+    let mut order: Vec<usize> = all.iter().copied().filter(|at| before[*at] == 0).collect();
+    let mut done = 0;
+    while let Some(&at) = order.get(done) {
+        done += 1;
+        for next in next(at) {
+            before[next] -= 1;
+            if before[next] == 0 {
+                order.push(next);
+            }
+        }
+    }
+    done == all.len()
 }

@@ -96,6 +96,9 @@ impl Env<'_> {
             let carried = warp.fences.sequential(&warp.view, lanes);
             warp.fences.inherit(&warp.view, lanes, &carried);
         }
+        if matches!(op, Op::Vote(_) | Op::Match(..) | Op::Redux { .. }) {
+            self.follow_exchange(warp, parts, |from| if from == 0 { 0 } else { !0 });
+        }
         match op {
             Op::Shfl(mode) => self.shuffle(warp, mode, parts, lanes),
             Op::Vote(mode) => vote(warp, mode, parts, lanes),
@@ -182,8 +185,7 @@ impl Env<'_> {
         set_pred(warp, parts, 1, valid);
     }
 
-    /// Checks that the source lane of each shuffle participates, and that its value is defined if anything
-    /// depends on the value.
+    /// Checks that the source lane of each shuffle participates, and follows its value if it is undefined.
     fn check_sources(&mut self, warp: &mut Warp, parts: &[Part], lanes: u32, sources: &[usize; 32]) {
         for part in parts {
             let mut absent = 0u32;
@@ -195,13 +197,21 @@ impl Env<'_> {
                 });
             }
         }
+        self.follow_exchange(warp, parts, |from| {
+            (0..32).fold(0, |set, l| set | (from >> sources[l] & 1) << l)
+        });
+    }
+
+    /// Follows undefined values through an exchange: `reached` gives the lanes whose results depend on those
+    /// of a set of lanes.
+    fn follow_exchange(&self, warp: &mut Warp, parts: &[Part], reached: impl Fn(u32) -> u32) {
         let watches = &self.facts.context.program.watches;
         let watched = |part: &Part| {
             let watch = part.inst.watched.map(|watch| &watches[watch as usize]);
             (watch, part.inst.line, part.lanes)
         };
         if parts.iter().any(|part| part.inst.watched.is_some()) {
-            warp.undefined.shuffled(&parts.iter().map(watched).collect::<Vec<_>>(), sources);
+            warp.undefined.exchanged(&parts.iter().map(watched).collect::<Vec<_>>(), reached);
         }
     }
 }

@@ -44,6 +44,7 @@ impl Env<'_> {
                 self.exit(warp, split, mask)
             }
             Special::Print(call) => {
+                self.check_local(warp, inst, mask);
                 for_lanes(mask, |lane| {
                     let [format, values] = [0, 1].map(|at| self.argument(warp, call, at, lane));
                     let format = self.text(warp, lane, format);

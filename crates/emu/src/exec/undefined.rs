@@ -72,7 +72,7 @@ impl Env<'_> {
     #[cold]
     pub(super) fn follow_store(
         &mut self,
-        warp: &Warp,
+        warp: &mut Warp,
         site: &Site,
         lanes: u32,
         places: &[u64; 32],
@@ -81,6 +81,10 @@ impl Env<'_> {
         let context = self.facts.context;
         let values: &[u32] =
             site.inst.watched.map_or(&[], |watch| &context.program.watches[watch as usize].data);
+        if matches!(context.follow, Follow::Values(_)) && site.space == Space::Local {
+            warp.undefined.local |= warp.undefined.any(values) & lanes;
+            return;
+        }
         if !(matches!(context.follow, Follow::Copies) && site.space == Space::Shared) {
             values.iter().for_each(|suspect| self.check_defined(warp, site.inst, *suspect, lanes));
             return;
@@ -244,12 +248,20 @@ impl Env<'_> {
         exists && !self.shared.shadow.is_written(self.facts.shared_offset(address), bytes as usize)
     }
 
+    /// Reports an instruction that depends on local memory, if a followed value is stored there.
+    pub(super) fn check_local(&mut self, warp: &Warp, inst: &Inst, mask: u32) {
+        self.report_undefined(warp, inst, warp.undefined.local & mask, inst.line);
+    }
+
     fn check_defined(&mut self, warp: &Warp, inst: &Inst, suspect: u32, mask: u32) {
         let lanes = warp.undefined.of(suspect) & mask;
+        self.report_undefined(warp, inst, lanes, warp.undefined.origin(&[suspect], mask, inst.line));
+    }
+
+    fn report_undefined(&mut self, warp: &Warp, inst: &Inst, lanes: u32, origin: u32) {
         if lanes == 0 {
             return;
         }
-        let origin = warp.undefined.origin(&[suspect], mask, inst.line);
         let other_line = (origin != inst.line).then_some(inst.line);
         let thread = self.thread(warp.index, lanes.trailing_zeros() as usize);
         self.log.findings.report(HazardKind::UninitialisedRead, origin, other_line, || {

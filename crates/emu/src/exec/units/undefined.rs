@@ -15,7 +15,7 @@ pub(crate) struct Undefined {
     /// For each region of a branch, the lanes in it whose branch an undefined value decided, and the line
     /// that first read the value.
     decided: Vec<(u32, u32)>,
-    /// The lanes whose local memory depends on such a branch.
+    /// The lanes whose local memory depends on such a branch, or holds a followed value.
     pub local: u32,
 }
 
@@ -93,12 +93,13 @@ impl Undefined {
         }
     }
 
-    /// Applies a shuffle. `parts` holds the watch, the line and the participating lanes of each instruction.
-    pub fn shuffled(&mut self, parts: &[(Option<&Watch>, u32, u32)], source: &[usize; 32]) {
+    /// Applies an exchange of values between lanes. `parts` holds the watch, the line and the participating
+    /// lanes of each instruction; `reached` gives the lanes whose results depend on those of a set of lanes.
+    pub fn exchanged(&mut self, parts: &[(Option<&Watch>, u32, u32)], reached: impl Fn(u32) -> u32) {
         let from = parts.iter().fold(0, |set, (watch, _, lanes)| set | self.any(passed_on(*watch)) & lanes);
         let origins: Vec<u32> =
             parts.iter().map(|(watch, line, _)| self.origin(passed_on(*watch), !0, *line)).collect();
-        let undefined = (0..32).fold(0, |set, l| set | (from >> source[l] & 1) << l);
+        let undefined = reached(from);
         for ((watch, _, lanes), origin) in parts.iter().zip(origins) {
             if let Some(watch) = watch {
                 self.set(&watch.defines, *lanes, undefined, origin);
