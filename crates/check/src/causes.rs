@@ -145,7 +145,7 @@ fn general(spot: Spot, hazard: &Hazard) -> Spot {
 const fn rank(kind: HazardKind) -> u32 {
     match kind {
         HazardKind::OutOfBounds | HazardKind::Misaligned | HazardKind::TensorMemory => 0,
-        HazardKind::TransactionMismatch | HazardKind::RegisterPool => 1,
+        HazardKind::TransactionMismatch | HazardKind::RegisterPool | HazardKind::LaunchControl => 1,
         HazardKind::MissingProxyFence
         | HazardKind::MissingWgmmaFence
         | HazardKind::MissingTensorFence
@@ -219,6 +219,9 @@ fn cure(hazard: &Hazard) -> &'static str {
         }
         HazardKind::TensorMemory => {
             "use allocated columns and the warp's own lanes, and free the columns before the CTA ends"
+        }
+        HazardKind::LaunchControl => {
+            "ask for a cluster only while every earlier response says that one was cancelled, and read its index only then"
         }
         HazardKind::UnwrittenOutput => "write every element of the output, also in the last tile",
         HazardKind::BeforeGridWait => {

@@ -18,7 +18,7 @@ use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
 use crate::order::Actors;
 use crate::report::{
-    Fidelity, Findings, Footprint, HazardKind, Options, Place, Printed, Report, Survey, ThreadId,
+    Fidelity, Findings, Footprint, HazardKind, Options, Place, Printed, Report, Schedule, Survey, ThreadId,
 };
 use crate::stopwatch::Stopwatch;
 use crate::trace::CtaTrace;
@@ -473,9 +473,7 @@ fn run_apart(context: &Context, clusters: &Clusters, total: &mut Total) -> Resul
 /// arrival.
 fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Result<(), EmuError> {
     let mut order = GlobalOrder::new(context.program.granules[1]);
-    let mut next = 0;
     let mut resident: VecDeque<Cluster> = VecDeque::new();
-    let room = resident_clusters(context);
     let budget = Budget::new(context, clusters.count() * context.ranks())?;
     let mut spinning = 0;
     let count = clusters.count();
@@ -486,11 +484,21 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
         _ => next,
     };
     let mut alone = first.is_some();
-    while next < count || !resident.is_empty() {
-        while next < count && resident.len() < if alone { 1 } else { room } {
+    let most = resident_clusters(context);
+    let mut room = if context.program.cancels { most.min(first_clusters(context, count)) } else { most };
+    let mut others = 0..count;
+    if context.program.cancels {
+        order.unstarted = others.by_ref().map(|next| clusters.get(place(next))).collect();
+    }
+    let mut next = |order: &mut GlobalOrder| {
+        order.unstarted.pop_front().or_else(|| others.next().map(|next| clusters.get(place(next))))
+    };
+    loop {
+        while resident.len() < if alone { 1 } else { room }
+            && let Some(cluster) = next(&mut order)
+        {
             budget.start(context.ranks())?;
-            resident.push_back(Cluster::new(context, clusters.get(place(next)), GlobalOrder::default()));
-            next += 1;
+            resident.push_back(Cluster::new(context, cluster, GlobalOrder::default()));
         }
         let Some(mut cluster) = resident.pop_front() else { break };
         *cluster.order() = order;
@@ -503,7 +511,9 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
         if progress == Progress::Running {
             spinning = if cluster.is_spinning() { spinning + 1 } else { 0 };
             resident.push_back(cluster);
-            if spinning > resident.len() {
+            if spinning > resident.len() && room < most && !order.unstarted.is_empty() {
+                (room, spinning) = (most, 0);
+            } else if spinning > resident.len() {
                 // Every resident cluster waits for an arrival that never happens, or for a cluster that is
                 // not resident.
                 for mut cluster in resident.drain(..) {
@@ -522,6 +532,17 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
         }
     }
     Ok(())
+}
+
+/// The number of clusters that start before any can be cancelled. On a GPU it depends on what else runs: with
+/// one, the first cluster may cancel all others, and with all, none.
+fn first_clusters(context: &Context, count: u64) -> usize {
+    let first = match context.options.schedule {
+        Schedule::Late => count,
+        Schedule::Early => 1,
+        Schedule::Random | Schedule::Lagging => 1 + context.options.seed % count.max(1),
+    };
+    usize::try_from(first).unwrap_or(RESIDENT)
 }
 
 /// The number of clusters whose state fits in about a gigabyte, at most `RESIDENT` and

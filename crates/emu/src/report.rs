@@ -190,6 +190,8 @@ pub enum HazardKind {
     MissingTensorFence,
     /// A use of tensor memory that is not allocated or not the warp's, or an allocation that is not allowed.
     TensorMemory,
+    /// A request to cancel a cluster after one that failed, or a use of a response that has no such meaning.
+    LaunchControl,
     UnwrittenOutput,
     BeforeGridWait,
     RegisterPool,

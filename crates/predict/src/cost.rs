@@ -170,7 +170,9 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         | Op::StAsync(_)
         | Op::RedAsync(_)
         | Op::FenceTensormap(..)
-        // The time model knows no GPU that has tensor memory.
+        | Op::TensormapReplace { .. }
+        | Op::TensormapCopy(_)
+        // The time model knows no GPU that has tensor memory or cancels clusters.
         | Op::Tcgen05Alloc { .. }
         | Op::Tcgen05Dealloc { .. }
         | Op::Tcgen05Relinquish { .. }
@@ -182,6 +184,8 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         | Op::Tcgen05Cp { .. }
         | Op::Tcgen05Shift { .. }
         | Op::Tcgen05Mma(_)
+        | Op::TryCancel { .. }
+        | Op::QueryCancel(_)
         | Op::WgmmaFence
         | Op::WgmmaCommitGroup
         | Op::WgmmaWaitGroup => c.of(Pipe::None, 1),

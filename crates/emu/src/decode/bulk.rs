@@ -50,6 +50,14 @@ impl Decoder<'_> {
                 self.note_access(red.space, red.ty.bytes());
                 self.store_values(out, o, red.space, red.ty)
             }
+            Op::TryCancel { space, multicast } => {
+                (self.cancels, self.communicates) = (true, true);
+                self.address(out, o.get(0)?, space)?;
+                // The response also goes to the other CTAs.
+                out.space = if multicast { Space::SharedCluster } else { out.space };
+                out.signal = self.signal(o.get(1)?, space)?;
+                Ok(())
+            }
             _ => Ok(()),
         }
     }

@@ -187,7 +187,7 @@ fn watch_of(
     }
     let choice = choice_of(inst, index);
     let bytes = match inst.op {
-        Op::Mov(ty) if !list.is_empty() => {
+        Op::Mov(ty) if !list.is_empty() && ty != Type::B128 => {
             bytes_of_parts((ty.bytes() / list.len() as u32) as u8, inst, list, index)
         }
         _ => index[inst.d[0]].zip(bytes_of(program, inst, index)).into_iter().collect(),
@@ -255,6 +255,7 @@ fn bytes_of(program: &Program, inst: &Inst, index: &BySlot<Option<u32>>) -> Opti
         sources.into_iter().flatten().collect()
     };
     let keeps_apart = match inst.op {
+        Op::Mov(Type::B128) => false,
         Op::Mov(_) | Op::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor, ..) => {
             inst.d[0].class != Class::Pred
         }

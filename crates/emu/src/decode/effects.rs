@@ -74,7 +74,9 @@ pub(super) fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
 pub(super) fn defines(inst: &Inst, list: &[Slot]) -> Slots {
     let mut slots = Slots::from_slice(&inst.d);
     match inst.op {
-        Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_) | Op::Tcgen05Ld(_) => slots.extend_from_slice(list),
+        Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_) | Op::Tcgen05Ld(_) | Op::QueryCancel(_) => {
+            slots.extend_from_slice(list);
+        }
         Op::Mov(_) if !inst.d[0].is_some() => slots.extend_from_slice(list),
         Op::Atom(a) if a.vector > 1 => slots.extend_from_slice(&list[..usize::from(a.vector)]),
         Op::Mma(m) => {

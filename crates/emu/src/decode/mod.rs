@@ -264,6 +264,8 @@ pub(crate) struct Program {
     pub communicates: bool,
     /// Whether the kernel has accesses by the asynchronous proxy, or mbarriers.
     pub asynchronous: bool,
+    /// Whether it cancels clusters that have not started.
+    pub cancels: bool,
     /// Whether the kernel uses tensor memory.
     pub tensor: bool,
 }
@@ -312,6 +314,7 @@ pub(crate) fn decode(
         granules: [16, 16],
         communicates: false,
         asynchronous: false,
+        cancels: false,
         tensor: false,
     };
     decoder.assign_registers(&reached)?;
@@ -333,6 +336,7 @@ pub(crate) fn decode(
         granules,
         communicates,
         asynchronous,
+        cancels,
         tensor,
         ..
     } = decoder;
@@ -359,6 +363,7 @@ pub(crate) fn decode(
         touches: Vec::new(),
         communicates,
         asynchronous,
+        cancels,
         tensor,
     };
     let names_workspace = |special| matches!(special, SpecialReg::Envreg1 | SpecialReg::Envreg2);
@@ -404,6 +409,7 @@ struct Decoder<'m> {
     granules: [u32; 2],
     communicates: bool,
     asynchronous: bool,
+    cancels: bool,
     tensor: bool,
 }
 
@@ -436,10 +442,15 @@ impl Decoder<'_> {
                 // Only these get a slot: compilers declare more registers than they use, and each recursive
                 // call saves a copy of all registers.
                 for (register, mentioned) in body.registers.iter().zip(mentioned(function, body)) {
-                    slots.push(if register.ty == Type::B128 || !mentioned {
-                        Slot::NONE
-                    } else {
-                        self.new_slot(Class::of(register.ty))?
+                    slots.push(match register.ty {
+                        _ if !mentioned => Slot::NONE,
+                        // The lower half; the slot behind it is the upper half.
+                        Type::B128 => {
+                            let low = self.new_slot(Class::W64)?;
+                            self.new_slot(Class::W64)?;
+                            low
+                        }
+                        ty => self.new_slot(Class::of(ty))?,
                     });
                 }
             }

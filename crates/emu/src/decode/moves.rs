@@ -8,6 +8,9 @@ use super::{CLOCK, Class, Decoder, Inst, Slot};
 impl Decoder<'_> {
     pub(super) fn mov(&mut self, out: &mut Inst, o: &Operands, ty: Type) -> Result<()> {
         let (d, a) = (o.get(0)?, o.get(1)?);
+        if ty == Type::B128 {
+            return self.wide_mov(out, d, a);
+        }
         match (d, a) {
             (d, Operand::Vector(parts)) => {
                 out.d[0] = self.destination(d, ty)?;
@@ -27,6 +30,26 @@ impl Decoder<'_> {
                 Ok(())
             }
             _ => self.lanewise(out, o, ty, &[ty]),
+        }
+    }
+
+    /// `mov.b128`: packs, unpacks or copies two halves.
+    fn wide_mov(&mut self, out: &mut Inst, d: &Operand, a: &Operand) -> Result<()> {
+        let bits = |parts: &[Operand]| Type::B128.bits() / parts.len().max(1) as u32;
+        match (d, a) {
+            (d, Operand::Vector(parts)) => {
+                out.d = self.halves(d)?;
+                self.vector(out, parts, bits(parts))
+            }
+            (Operand::Vector(parts), a) => {
+                [out.s[0], out.s[1]] = self.halves(a)?;
+                self.vector(out, parts, bits(parts))
+            }
+            (d, a) => {
+                out.d = self.halves(d)?;
+                [out.s[0], out.s[1]] = self.halves(a)?;
+                Ok(())
+            }
         }
     }
 

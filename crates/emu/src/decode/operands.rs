@@ -1,8 +1,8 @@
 //! Decodes the operands of each operation, in the order that [`ptx::Op`] documents.
 
 use ptx::{
-    Address, Base, BinaryOp, Imm, Instruction, MemSem, Op, Operand, Scope, Space, SpecialReg, TernaryOp,
-    Type, UnaryOp,
+    Address, Base, BinaryOp, CancelQuery, Imm, Instruction, MemSem, Memory, Op, Operand, Scope, Space,
+    SpecialReg, TernaryOp, Type, UnaryOp,
 };
 
 use super::{Class, Decoder, Inst, Slot};
@@ -140,7 +140,9 @@ impl Decoder<'_> {
             Op::Mapa { ty, .. } => self.lanewise(out, o, ty, &[ty, U32]),
             Op::Getctarank { ty, .. } => self.lanewise(out, o, U32, &[ty]),
             Op::BarrierCluster(_) | Op::FenceProxy(_) | Op::Griddepcontrol(_) => Ok(()),
-            Op::FenceTensormap(..) => self.unsupported("tensor maps that a kernel changes"),
+            Op::FenceTensormap(..) | Op::TensormapReplace { .. } | Op::TensormapCopy(_) => {
+                self.unsupported("tensor maps that a kernel changes")
+            }
             Op::CpAsyncBulk(_)
             | Op::CpReduceAsyncBulk(_)
             | Op::CpAsyncBulkTensor(_)
@@ -150,7 +152,9 @@ impl Decoder<'_> {
             | Op::CpAsyncBulkCommitGroup
             | Op::CpAsyncBulkWaitGroup { .. }
             | Op::StAsync(_)
-            | Op::RedAsync(_) => self.bulk(out, o),
+            | Op::RedAsync(_)
+            | Op::TryCancel { .. } => self.bulk(out, o),
+            Op::QueryCancel(query) => self.query(out, o, query),
             Op::Tcgen05Alloc { .. }
             | Op::Tcgen05Dealloc { .. }
             | Op::Tcgen05Relinquish { .. }
@@ -197,6 +201,18 @@ impl Decoder<'_> {
         Ok(())
     }
 
+    /// A result and a response of 128 bits, of which source 0 is the lower half.
+    fn query(&mut self, out: &mut Inst, o: &Operands, query: CancelQuery) -> Result<()> {
+        match query {
+            CancelQuery::IsCanceled => out.d[0] = self.destination(o.get(0)?, Type::Pred)?,
+            CancelQuery::FirstCtaid => self.elements(out, o.get(0)?)?,
+            _ => out.d[0] = self.destination(o.get(0)?, Type::B32)?,
+        }
+        let [low, high] = self.halves(o.get(1)?)?;
+        (out.s[0], out.s[1]) = (low, high);
+        Ok(())
+    }
+
     /// `lop3` with a predicate result. It has five sources, so its truth table is stored in `offset`.
     fn combined_logic(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
         out.d = self.pair(o.get(0)?, Type::B32, Type::Pred)?;
@@ -212,21 +228,34 @@ impl Decoder<'_> {
     }
 
     fn register(&self, reg: ptx::Reg, class: Class) -> Result<Slot> {
-        match self.registers[self.current].get(reg.0 as usize) {
-            Some(slot) if slot.class == class => Ok(*slot),
-            Some(slot) if !slot.is_some() => self.unsupported("128-bit registers"),
-            Some(_) => {
-                self.malformed("the width of an operand's register differs from that of the instruction")
-            }
-            None => self.malformed("an operand is a register that the function does not declare"),
+        let slot = self.any_register(reg)?;
+        if slot.class == class {
+            return Ok(slot);
         }
+        self.malformed("the width of an operand's register differs from that of the instruction")
+    }
+
+    /// The slots of the lower and the upper half of a register of 128 bits.
+    pub(super) fn halves(&self, operand: &Operand) -> Result<[Slot; 2]> {
+        match operand {
+            Operand::Reg(reg) if self.is_wide(*reg) => {
+                let low = self.registers[self.current][reg.0 as usize];
+                Ok([low, Slot { index: low.index + 1, ..low }])
+            }
+            _ => self.unsupported("an operand of 128 bits that is no register"),
+        }
+    }
+
+    fn is_wide(&self, reg: ptx::Reg) -> bool {
+        let body = self.functions[self.current].body.as_ref();
+        body.and_then(|body| body.registers.get(reg.0 as usize)).is_some_and(|r| r.ty == Type::B128)
     }
 
     /// The slot of a register of any width.
     fn any_register(&self, reg: ptx::Reg) -> Result<Slot> {
         match self.registers[self.current].get(reg.0 as usize) {
-            Some(slot) if slot.is_some() => Ok(*slot),
-            Some(_) => self.unsupported("128-bit registers"),
+            Some(_) if self.is_wide(reg) => self.unsupported("a 128-bit register as an operand here"),
+            Some(slot) => Ok(*slot),
             None => self.malformed("an operand is a register that the function does not declare"),
         }
     }
@@ -365,6 +394,12 @@ impl Decoder<'_> {
             }
             _ => return Ok(()),
         };
+        if let (Op::Ld(m) | Op::St(m), Type::B128) = (out.op, ty)
+            && matches!(m.sem, MemSem::Default | MemSem::Weak)
+            && vector == 1
+        {
+            return self.wide_access(out, o, m);
+        }
         if ty == Type::B128 || ty.bytes() == 0 {
             return self.unsupported(format!("memory accesses of type {ty}"));
         }
@@ -414,6 +449,20 @@ impl Decoder<'_> {
                 self.sources(out, o, 1, &[ty])
             }
         }
+    }
+
+    /// A weak access of 128 bits is one of two elements of 64 bits, to the same registers.
+    fn wide_access(&mut self, out: &mut Inst, o: &Operands, m: Memory) -> Result<()> {
+        let loads = matches!(out.op, Op::Ld(_));
+        let halves = Memory { ty: Type::B64, vector: 2, ..m };
+        out.op = if loads { Op::Ld(halves) } else { Op::St(halves) };
+        out.width = super::element_width(Type::B64);
+        self.note_access(m.space, Type::B128.bytes());
+        self.address(out, o.get(usize::from(loads))?, m.space)?;
+        let slots = self.halves(o.get(usize::from(!loads))?)?;
+        out.list = (self.pool.len() as u32, 2);
+        self.pool.extend(slots);
+        Ok(())
     }
 
     fn check_elements(&self, out: &Inst, vector: u8) -> Result<()> {

@@ -319,7 +319,7 @@ impl<'a> Env<'a> {
 
     /// Starts a copy to one CTA.
     #[allow(clippy::too_many_arguments, reason = "what a copy is")]
-    fn depart(
+    pub(super) fn depart(
         &mut self,
         warp: &Warp,
         inst: &Inst,
@@ -389,7 +389,7 @@ impl<'a> Env<'a> {
                     }
                 }
             }
-            Payload::Global(..) | Payload::Values(_) => {}
+            Payload::Global(..) | Payload::Values(_) | Payload::Response(_) => {}
         }
     }
 
@@ -425,6 +425,7 @@ impl<'a> Env<'a> {
                 let bytes: Vec<u8> = chunk.iter().flat_map(|w| w.to_le_bytes()).collect();
                 self.combine(flight, &bytes[..flight.bytes as usize]);
             }
+            Payload::Response(bytes) => self.combine(flight, bytes),
         }
         let epoch = self.mbarriers.actor(flight.mbarrier).map_or(1, |(_, epoch)| epoch);
         if self.facts.context.options.checks.races {

@@ -24,6 +24,7 @@ impl Env<'_> {
                 | Op::CpAsyncBulk(_)
                 | Op::CpReduceAsyncBulk(_)
                 | Op::CpAsyncBulkTensor(_)
+                | Op::TryCancel { .. }
         );
         if !sent {
             // A relaxed arrival does not release itself. A wait for its phase comes after it.

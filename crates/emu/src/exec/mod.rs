@@ -16,6 +16,7 @@ mod deadlock;
 mod descriptor;
 mod fence;
 mod grid_wait;
+mod launch_control;
 mod matrix;
 mod mbarrier;
 mod moves;
@@ -107,6 +108,8 @@ struct Env<'a> {
     visits: Visits,
     mbarriers: Mbarriers,
     copies: BulkFlights,
+    /// For each CTA, the line that found that a request to cancel a cluster failed.
+    refusals: Vec<Option<u32>>,
     products: Products,
     tensors: TensorMemory,
     /// The registers that `setmaxnreg` moves.
@@ -144,6 +147,7 @@ impl<'a> Cluster<'a> {
             visits: Visits::new(actors),
             mbarriers: Mbarriers::default(),
             copies: BulkFlights::default(),
+            refusals: vec![None; actors.ctas],
             products: Products::new(actors),
             tensors: TensorMemory::new(actors),
             pool: RegisterPool::new(actors, context.registers),

@@ -15,6 +15,8 @@ impl Env<'_> {
             let now = self.log.steps;
             return registers.set_any(inst.d[0], mask, &[now; 32]);
         }
+        // A register of 128 bits is two of 64.
+        let halves = (ty.bits() / 64).max(1) as usize;
         if slots.is_empty() {
             match inst.d[0].class {
                 Class::W32 => {
@@ -22,8 +24,10 @@ impl Env<'_> {
                     registers.set32(inst.d[0], mask, &value);
                 }
                 Class::W64 => {
-                    let value = *registers.get64(inst.s[0]);
-                    registers.set64(inst.d[0], mask, &value);
+                    for (d, s) in inst.d.into_iter().zip(inst.s).take(halves) {
+                        let value = *registers.get64(s);
+                        registers.set64(d, mask, &value);
+                    }
                 }
                 Class::Pred => {
                     let value = registers.get_pred(inst.s[0], inst.negated, 0);
@@ -35,17 +39,19 @@ impl Env<'_> {
         }
         let bits = ty.bits() / slots.len() as u32;
         let part = u64::MAX >> (64 - bits);
-        if inst.d[0].is_some() {
-            let mut packed = [0u64; 32];
-            for (i, slot) in slots.iter().enumerate() {
-                let value = registers.get_any(*slot);
-                (0..32).for_each(|l| packed[l] |= (value[l] & part) << (bits * i as u32));
-            }
-            registers.set_any(inst.d[0], mask, &packed);
-        } else {
-            let whole = registers.get_any(inst.s[0]);
-            for (i, slot) in slots.iter().enumerate() {
-                registers.set_any(*slot, mask, &whole.map(|v| v >> (bits * i as u32) & part));
+        for (half, slots) in slots.chunks(slots.len() / halves).enumerate() {
+            if inst.d[half].is_some() {
+                let mut packed = [0u64; 32];
+                for (i, slot) in slots.iter().enumerate() {
+                    let value = registers.get_any(*slot);
+                    (0..32).for_each(|l| packed[l] |= (value[l] & part) << (bits * i as u32));
+                }
+                registers.set_any(inst.d[half], mask, &packed);
+            } else {
+                let whole = registers.get_any(inst.s[half]);
+                for (i, slot) in slots.iter().enumerate() {
+                    registers.set_any(*slot, mask, &whole.map(|v| v >> (bits * i as u32) & part));
+                }
             }
         }
     }

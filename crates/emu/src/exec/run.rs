@@ -189,6 +189,8 @@ impl Env<'_> {
             | Op::CpReduceAsyncBulk(_)
             | Op::CpAsyncBulkTensor(_)
             | Op::CpReduceAsyncBulkTensor(_) => self.bulk(warp, inst, mask),
+            Op::TryCancel { multicast, .. } => self.try_cancel(warp, inst, multicast, mask),
+            Op::QueryCancel(query) => self.query_cancel(warp, inst, query, mask),
             Op::StAsync(_) | Op::RedAsync(_) => self.store_async(warp, inst, mask),
             Op::CpAsyncBulkCommitGroup => warp.bulk.commit(mask),
             Op::CpAsyncBulkWaitGroup { read } => self.bulk_wait(warp, inst, read, mask),
@@ -211,7 +213,11 @@ impl Env<'_> {
                     ProxyFence::Alias => &[],
                     ProxyFence::Async => &[ProxySpace::Shared, ProxySpace::Global],
                     ProxyFence::AsyncGlobal => &[ProxySpace::Global],
-                    ProxyFence::AsyncSharedCta | ProxyFence::AsyncSharedCluster => &[ProxySpace::Shared],
+                    // Fences of one direction count as fences of both, which is lenient.
+                    ProxyFence::AsyncSharedCta
+                    | ProxyFence::AsyncSharedCluster
+                    | ProxyFence::AsyncAcquire
+                    | ProxyFence::AsyncRelease => &[ProxySpace::Shared],
                 };
                 for &space in spaces {
                     warp.view.fence_proxy(mask, warp.live, space);

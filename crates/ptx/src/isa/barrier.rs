@@ -64,6 +64,10 @@ pub enum ProxyFence {
     AsyncSharedCta,
     /// `.async.shared::cluster`.
     AsyncSharedCluster,
+    /// `.async::generic.acquire.sync_restrict::shared::cluster.cluster`.
+    AsyncAcquire,
+    /// `.async::generic.release.sync_restrict::shared::cta.cluster`.
+    AsyncRelease,
 }
 
 names! {
@@ -75,6 +79,8 @@ names! {
     ProxyFence {
         Alias = "alias", Async = "async", AsyncGlobal = "async.global", AsyncSharedCta = "async.shared::cta",
         AsyncSharedCluster = "async.shared::cluster",
+        AsyncAcquire = "async::generic.acquire.sync_restrict::shared::cluster.cluster",
+        AsyncRelease = "async::generic.release.sync_restrict::shared::cta.cluster",
     }
 }
 
@@ -189,7 +195,11 @@ instructions! { ($) barrier barrier_list
     FenceProxy(fence: ProxyFence) => {
         text: |m| { m.head("fence.proxy")?; m.one(fence, "`.alias` or `.async`", ProxyFence::NAMES) },
         operands: Signature::new(),
-        needs: if fence == ProxyFence::Alias { need(75, 75) } else { need(80, 90) },
+        needs: match fence {
+            ProxyFence::Alias => need(75, 75),
+            ProxyFence::AsyncAcquire | ProxyFence::AsyncRelease => need(86, 90),
+            _ => need(80, 90),
+        },
     }
 
     /// `[map], 128` with `Acquire`, no operands with `Release`: `fence.proxy.tensormap::generic`. PTX ISA,

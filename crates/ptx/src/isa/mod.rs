@@ -161,6 +161,10 @@ mod barrier;
 #[macro_use]
 mod mbarrier;
 #[macro_use]
+mod launch;
+#[macro_use]
+mod tensormap;
+#[macro_use]
 mod control;
 
 pub use arith::*;
@@ -171,12 +175,14 @@ pub use bulk::*;
 pub use compare::*;
 pub use control::*;
 pub use convert::*;
+pub use launch::*;
 pub use logic::*;
 pub use matrix::*;
 pub use mbarrier::*;
 pub use memory::*;
 pub use mma::*;
 pub use tcgen05::*;
+pub use tensormap::*;
 pub use warp::*;
 pub use wgmma::*;
 pub use wmma::*;
@@ -250,8 +256,8 @@ macro_rules! define {
 
 arith_list! { [
     compare_list logic_list convert_list address_list memory_list atomic_list async_copy_list bulk_list
-    matrix_list mma_list wmma_list wgmma_list tcgen05_list warp_list barrier_list mbarrier_list control_list
-    define
+    matrix_list mma_list wmma_list wgmma_list tcgen05_list warp_list barrier_list mbarrier_list launch_list
+    tensormap_list control_list define
 ] }
 
 names! {

@@ -25,6 +25,7 @@ fn text(version: &str, forms: &[&str]) -> String {
 
 fn prelude(version: &str) -> String {
     let target = target(version);
+    let wide = if version < "8.3" { "" } else { ".reg .b128 x<2>;\n" };
     format!(
         ".version {version}
 .target {target}
@@ -38,7 +39,7 @@ fn prelude(version: &str) -> String {
 .reg .f32 f<200>;
 .reg .f64 g<4>;
 .reg .s32 i<200>;
-.shared .align 128 .b8 tile[1024];
+{wide}.shared .align 128 .b8 tile[1024];
 .shared .align 8 .b64 bar;
 "
     )
@@ -585,5 +586,110 @@ fn tensor_memory_agrees() {
             }
         }
         agree("8.7", &forms);
+    }
+}
+
+#[test]
+fn cancelled_clusters_agree() {
+    let mut forms: Vec<String> = Vec::new();
+    for form in [
+        "shared::cta.mbarrier::complete_tx::bytes.b128 [tile], [bar]",
+        "shared::cta.mbarrier::complete_tx::bytes.b128 [r0], [r1+8]",
+        "mbarrier::complete_tx::bytes.b128 [d0], [d1]",
+        "shared::cta.mbarrier::complete_tx::bytes.multicast::cluster::all.b128 [tile], [bar]",
+        "shared::cluster.mbarrier::complete_tx::bytes.b128 [r0], [r1]",
+        "shared::cta.mbarrier::complete_tx::bytes.b64 [r0], [r1]",
+        "shared::cta.mbarrier::complete_tx::bytes.b128 [r0]",
+        "shared::cta.b128 [r0], [r1]",
+    ] {
+        forms.push(format!("clusterlaunchcontrol.try_cancel.async.{form};"));
+    }
+    for form in [
+        "is_canceled.pred.b128 p, x0",
+        "is_canceled.pred.b128 r0, x0",
+        "is_canceled.pred.b128 p, d0",
+        "is_canceled.b128 p, x0",
+        "get_first_ctaid.v4.b32.b128 {r0, r1, r2, r3}, x0",
+        "get_first_ctaid.v4.b32.b128 {r0, _, r2, _}, x0",
+        "get_first_ctaid.v4.b32.b128 {r0, r1, r2}, x0",
+        "get_first_ctaid::x.b32.b128 r0, x0",
+        "get_first_ctaid::y.b32.b128 r0, x0",
+        "get_first_ctaid::z.b32.b128 r0, x0",
+        "get_first_ctaid::z.b32.b128 d0, x0",
+        "get_first_ctaid::w.b32.b128 r0, x0",
+        "get_first_ctaid.b32.b128 r0, x0",
+    ] {
+        forms.push(format!("clusterlaunchcontrol.query_cancel.{form};"));
+    }
+    for form in [
+        "acquire.sync_restrict::shared::cluster.cluster",
+        "release.sync_restrict::shared::cta.cluster",
+        "acquire.sync_restrict::shared::cta.cluster",
+        "acquire.sync_restrict::shared::cluster.gpu",
+        "release.cluster",
+    ] {
+        forms.push(format!("fence.proxy.async::generic.{form};"));
+    }
+    for version in ["8.3", "8.7"] {
+        agree_some(version, &forms);
+    }
+}
+
+#[test]
+fn changes_of_tensor_maps_agree() {
+    let mut forms: Vec<String> = Vec::new();
+    for (field, operands) in [
+        ("global_address", "d0"),
+        ("rank", "r0"),
+        ("rank", "3"),
+        ("rank", "d0"),
+        ("box_dim", "0, r0"),
+        ("box_dim", "r1, r0"),
+        ("global_dim", "4, 64"),
+        ("global_dim", "5, 64"),
+        ("global_stride", "0, d0"),
+        ("global_stride", "0, r0"),
+        ("element_stride", "1, r0"),
+        ("element_stride", "r0"),
+        ("elemtype", "12"),
+        ("elemtype", "r0"),
+        ("interleave_layout", "2"),
+        ("interleave_layout", "3"),
+        ("swizzle_mode", "3"),
+        ("swizzle_mode", "5"),
+        ("fill_mode", "1"),
+        ("fill_mode", "2"),
+        ("swizzle_atomicity", "3"),
+        ("swizzle_atomicity", "4"),
+        ("address", "d0"),
+    ] {
+        for (space, base) in [
+            ("", "d1"),
+            (".global", "d1"),
+            (".shared::cta", "tile"),
+            (".shared::cta", "r1+128"),
+            (".shared::cluster", "r1"),
+            (".shared", "r1"),
+        ] {
+            for ty in ["b32", "b64"] {
+                forms.push(format!("tensormap.replace.tile.{field}{space}.b1024.{ty} [{base}], {operands};"));
+            }
+        }
+    }
+    for (scope, operands) in [
+        ("release.cta.sync.aligned", "[d0], [tile], 128"),
+        ("release.cluster.sync.aligned", "[d0], [r0], 128"),
+        ("release.gpu.sync.aligned", "[d0+128], [tile+128], 128"),
+        ("release.sys.sync.aligned", "[d0], [tile], 128"),
+        ("release.gpu.sync.aligned", "[d0], [tile], 64"),
+        ("release.gpu.sync.aligned", "[d0], [tile], r0"),
+        ("release.gpu.sync", "[d0], [tile], 128"),
+        ("acquire.gpu.sync.aligned", "[d0], [tile], 128"),
+    ] {
+        let name = "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic";
+        forms.push(format!("{name}.{scope} {operands};"));
+    }
+    for version in ["8.2", "8.3", "8.7"] {
+        agree_some(version, &forms);
     }
 }

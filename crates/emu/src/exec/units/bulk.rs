@@ -20,6 +20,8 @@ pub(crate) enum Payload {
     Shared(usize),
     /// Values that came from registers.
     Values(Chunk),
+    /// The response to a request to cancel a cluster.
+    Response([u8; 16]),
 }
 
 /// A copy to shared memory that is in flight.

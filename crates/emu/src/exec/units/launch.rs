@@ -75,6 +75,11 @@ impl Context<'_> {
         x + gx * (y + gy * z)
     }
 
+    /// The index of the first CTA of a cluster, along each dimension of the grid.
+    pub fn first_cta(&self, cluster: u64) -> [u32; 3] {
+        split(self.cta(cluster, 0), extents(self.launch.grid)).map(|at| at as u32)
+    }
+
     /// Linear index of the cluster of a CTA.
     pub fn cluster_of(&self, cta: u64) -> u64 {
         let (at, size) = (split(cta, extents(self.launch.grid)), extents(self.launch.cluster));

@@ -2,7 +2,7 @@
 //! Acquire Patterns"). They are a fence followed by a strong write, and a strong read that observes the write
 //! followed by a fence. The scopes of the read and the write must include each other's thread.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use ptx::Space;
@@ -18,6 +18,8 @@ pub(crate) struct GlobalOrder {
     pub shadow: PagedShadow,
     sync: HashMap<u64, SyncVariable>,
     pub weak: WeakMemory,
+    /// The clusters that have not started, in the order in which they start, if the kernel may cancel them.
+    pub unstarted: VecDeque<u64>,
 }
 
 impl GlobalOrder {

@@ -289,7 +289,7 @@ fn arithmetic(c: &mut Choices) -> Op {
 
 fn other(c: &mut Choices) -> Op {
     let space = c.of(&SPACES);
-    match c.number() % 35 {
+    match c.number() % 39 {
         0 => Op::Cvta { space: c.of(&SPACES[1..]), to_space: c.flag(), ty: ty(c) },
         1 => Op::Isspacep(space),
         2 => Op::Mapa { space, ty: ty(c) },
@@ -340,6 +340,13 @@ fn other(c: &mut Choices) -> Op {
         32 => Op::FenceTensormap(c.of(&[FenceSem::Acquire, FenceSem::Release]), c.named(Scope::NAMES)),
         33 => Op::Elect,
         34 => Op::FenceProxy(c.named(ProxyFence::NAMES)),
+        35 => Op::TryCancel { space: c.of(&[Space::Generic, Space::Shared]), multicast: c.flag() },
+        36 => Op::QueryCancel(c.named(CancelQuery::NAMES)),
+        37 => Op::TensormapReplace {
+            field: c.named(TensorMapField::NAMES),
+            space: c.of(&[Space::Generic, Space::Global, Space::Shared]),
+        },
+        38 => Op::TensormapCopy(c.named(Scope::NAMES)),
         _ => Op::Bra { uni: c.flag() },
     }
 }
