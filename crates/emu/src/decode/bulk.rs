@@ -1,6 +1,6 @@
 //! Decodes the operands of bulk copies and asynchronous stores.
 
-use ptx::{BulkRoute, Op, Operand, Space, Type};
+use ptx::{BulkRoute, FenceSem, Imm, Op, Operand, Space, Type};
 
 use super::operands::{Operands, Result};
 use super::{Class, Decoder, Inst, Slot};
@@ -50,6 +50,22 @@ impl Decoder<'_> {
                 self.note_access(red.space, red.ty.bytes());
                 self.store_values(out, o, red.space, red.ty)
             }
+            // The dimension of a field is in `target`, the new value is source 0.
+            Op::TensormapReplace { field, space } => {
+                self.note_access(space, 16);
+                self.address(out, o.get(0)?, space)?;
+                out.target = match (field.has_dimension(), o.get(1)?) {
+                    (true, Operand::Imm(Imm::Int(dimension))) => *dimension as u32,
+                    _ => 0,
+                };
+                self.sources(out, o, 1 + usize::from(field.has_dimension()), &[field.ty()])
+            }
+            Op::TensormapCopy(_) => {
+                self.address(out, o.get(1)?, Space::Shared)?;
+                out.source = self.generic(o.get(0)?, Space::Global)?;
+                Ok(())
+            }
+            Op::FenceTensormap(FenceSem::Acquire, _) => self.address(out, o.get(0)?, Space::Generic),
             Op::TryCancel { space, multicast } => {
                 (self.cancels, self.communicates) = (true, true);
                 self.address(out, o.get(0)?, space)?;

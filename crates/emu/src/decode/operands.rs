@@ -140,9 +140,7 @@ impl Decoder<'_> {
             Op::Mapa { ty, .. } => self.lanewise(out, o, ty, &[ty, U32]),
             Op::Getctarank { ty, .. } => self.lanewise(out, o, U32, &[ty]),
             Op::BarrierCluster(_) | Op::FenceProxy(_) | Op::Griddepcontrol(_) => Ok(()),
-            Op::FenceTensormap(..) | Op::TensormapReplace { .. } | Op::TensormapCopy(_) => {
-                self.unsupported("tensor maps that a kernel changes")
-            }
+            Op::FenceTensormap(..) | Op::TensormapReplace { .. } | Op::TensormapCopy(_) => self.bulk(out, o),
             Op::CpAsyncBulk(_)
             | Op::CpReduceAsyncBulk(_)
             | Op::CpAsyncBulkTensor(_)

@@ -252,7 +252,8 @@ impl<'a> Env<'a> {
             space => {
                 let offset = self.flat_offset(warp, site, lane, address)?;
                 let program = self.facts.context.program;
-                if space == Space::Param && program.maps.iter().any(|map| map.contains(&offset)) {
+                let is_map = || program.maps.iter().any(|map| map.contains(&offset));
+                if space == Space::Param && is_map() && !program.changes_maps() {
                     self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, None, || {
                         "reads the bytes of a tensor map, whose contents are not defined".into()
                     });

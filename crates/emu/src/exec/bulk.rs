@@ -3,15 +3,17 @@
 //! first unsuccessful wait on its mbarrier. Until the phase has completed and a thread has observed the
 //! completion, no thread may access the memory that the copy writes.
 
+use std::borrow::Cow;
 use std::rc::Rc;
 
 use ptx::{AtomicOp, BulkRoute, Op, Space, TensorMapSpec, Type};
 
 use super::Env;
 use super::access::{Site, addresses, based, plain};
+use super::map_image::{is_changed, map_index, spec_of};
 use super::mbarrier::Cause;
 use super::registers::{for_lanes, gather};
-use super::tensor_map::{Piece, map_index, pieces};
+use super::tensor_map::{Piece, pieces};
 use super::units::{Flight, Payload, inside};
 use super::warp::Warp;
 use crate::decode::Inst;
@@ -23,7 +25,7 @@ use crate::trace::{Detail, MbarrierPlace};
 
 /// A tensor map and coordinates in it.
 pub(super) struct Box<'a> {
-    pub spec: &'a TensorMapSpec,
+    pub spec: Cow<'a, TensorMapSpec>,
     pub coordinates: Vec<i32>,
 }
 
@@ -167,16 +169,35 @@ impl<'a> Env<'a> {
     pub(super) fn tensor_box(&mut self, warp: &Warp, inst: &Inst, lane: usize) -> Option<Box<'a>> {
         let context = self.facts.context;
         let address = based(&warp.registers, inst.source.0, inst.source.1)[lane];
-        let index = match resolve(address) {
-            (Space::Param, at) => context.program.params.get(at as usize..).and_then(map_index),
-            (Space::Global, at) => context.global.image(at).and_then(|i| map_index(&i)),
+        let image = match resolve(address) {
+            (Space::Param, at) => {
+                context.program.params.get(at as usize..).and_then(|bytes| bytes.first_chunk().copied())
+            }
+            (Space::Global, at) => context.global.image(at),
             _ => None,
         };
-        let Some(spec) = index.and_then(|index| context.maps.get(index)) else {
+        let original = |image: &[u8; 128]| context.maps.get(map_index(image)?);
+        let Some((image, spec)) = image.and_then(|image| Some((image, original(&image)?))) else {
             self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
                 format!("the address {address:#x} is not that of a tensor map among the parameters or in global memory")
             });
             return None;
+        };
+        if let (Space::Global, at) = resolve(address) {
+            self.check_map_use(warp, inst, lane, (at, &image));
+        }
+        let spec = if is_changed(&image) {
+            match self.changed_map(&image, spec) {
+                Ok(spec) => Cow::Owned(spec),
+                Err(what) => {
+                    self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
+                        format!("the changed tensor map is not valid: {what}")
+                    });
+                    return None;
+                }
+            }
+        } else {
+            Cow::Borrowed(spec)
         };
         self.check_grid_wait(warp, inst, lane, GlobalMemory::base(spec.buffer) + spec.offset);
         let slots = context.program.slots(inst);
@@ -189,6 +210,22 @@ impl<'a> Env<'a> {
             return None;
         }
         Some(Box { spec, coordinates })
+    }
+
+    /// A tensor map that the kernel has changed. The host compares others with their buffers.
+    fn changed_map(&self, image: &[u8; 128], original: &TensorMapSpec) -> Result<TensorMapSpec, String> {
+        let global = self.facts.context.global;
+        let locate = |address: u64| {
+            let (region, offset) = global.find(address)?;
+            let offset = u64::try_from(offset).ok().filter(|offset| *offset < region.bytes as u64)?;
+            Some((GlobalMemory::index(address)?, offset))
+        };
+        let spec = spec_of(image, original, locate)?;
+        let (needed, region) = (u128::from(spec.offset) + spec.reach(), &global.regions[spec.buffer]);
+        if needed > region.bytes as u128 {
+            return Err(format!("it reaches byte {needed} of {}, which has {}", region.name, region.bytes));
+        }
+        Ok(spec)
     }
 
     /// The pieces of a box that lie inside its buffer. Only a map whose addresses wrap can exceed the buffer.
@@ -232,8 +269,8 @@ impl<'a> Env<'a> {
             let signal = resolve(based(&warp.registers, inst.signal.0, inst.signal.1)[lane]).1;
             self.check_one_cta(warp, inst, lane, to, signal);
         }
-        let pieces = pieces(spec, &coordinates, inside(to));
-        let pieces = self.in_buffer(warp, inst, lane, spec, pieces);
+        let pieces = pieces(&spec, &coordinates, inside(to));
+        let pieces = self.in_buffer(warp, inst, lane, &spec, pieces);
         let payload = Payload::Global(spec.buffer, Rc::new(pieces));
         self.depart_to(warp, inst, lane, ctas, (bytes, align), &payload, None);
     }

@@ -58,8 +58,8 @@ impl Env<'_> {
             });
             return;
         }
-        let pieces = pieces(spec, &coordinates, inside(self.facts.shared_address(from)));
-        let pieces = self.in_buffer(warp, inst, lane, spec, pieces);
+        let pieces = pieces(&spec, &coordinates, inside(self.facts.shared_address(from)));
+        let pieces = self.in_buffer(warp, inst, lane, &spec, pieces);
         let reduce = op.map(|op| (op, element_type(spec.element)));
         self.send(warp, inst, lane, (from, bytes), (spec.buffer, pieces), reduce);
     }

@@ -17,6 +17,8 @@ mod descriptor;
 mod fence;
 mod grid_wait;
 mod launch_control;
+mod map_change;
+mod map_image;
 mod matrix;
 mod mbarrier;
 mod moves;
@@ -32,6 +34,8 @@ mod wait_for;
 mod warp;
 mod wgmma;
 mod wmma;
+
+use std::collections::HashMap;
 
 use ptx::Space;
 use rand::rngs::SmallRng;
@@ -52,7 +56,7 @@ use units::{
 };
 use warp::{State, Warp};
 
-pub(crate) use tensor_map::map_image;
+pub(crate) use map_image::map_image;
 pub(crate) use units::{Context, Doubts, Follow, GlobalOrder, REGISTERS, registers_at_entry};
 
 /// The results of running a cluster.
@@ -110,6 +114,8 @@ struct Env<'a> {
     copies: BulkFlights,
     /// For each CTA, the line that found that a request to cancel a cluster failed.
     refusals: Vec<Option<u32>>,
+    /// The tensor maps that threads have acquired: address, warp and lane, and the map as it was.
+    acquired_maps: HashMap<(u64, usize, usize), [u8; map_image::BYTES]>,
     products: Products,
     tensors: TensorMemory,
     /// The registers that `setmaxnreg` moves.
@@ -148,6 +154,7 @@ impl<'a> Cluster<'a> {
             mbarriers: Mbarriers::default(),
             copies: BulkFlights::default(),
             refusals: vec![None; actors.ctas],
+            acquired_maps: HashMap::new(),
             products: Products::new(actors),
             tensors: TensorMemory::new(actors),
             pool: RegisterPool::new(actors, context.registers),

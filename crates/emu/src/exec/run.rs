@@ -223,6 +223,9 @@ impl Env<'_> {
                     warp.view.fence_proxy(mask, warp.live, space);
                 }
             }
+            Op::FenceTensormap(sem, _) => self.fence_map(warp, inst, sem, mask),
+            Op::TensormapReplace { field, .. } => self.replace_field(warp, inst, field, mask),
+            Op::TensormapCopy(_) => return self.copy_map(warp, split, inst, mask),
             Op::FenceMbarrierInit => self.fence_initialisations(warp, mask),
             Op::CpAsyncMbarrierArrive { noinc, .. } => self.copy_arrive(warp, inst, noinc, mask),
             Op::Mbarrier(m) => return self.mbarrier(warp, split, inst, m, mask),
@@ -292,6 +295,7 @@ fn parts(op: &Op) -> bool {
             | Op::Tcgen05Ld(_)
             | Op::Tcgen05St(_)
             | Op::Tcgen05Wait { .. }
+            | Op::TensormapCopy(_)
     )
 }
 

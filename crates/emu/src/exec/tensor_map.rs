@@ -3,24 +3,6 @@
 
 use ptx::{Swizzle, TensorMapSpec};
 
-/// First bytes of a tensor map's image. A tensor map is opaque to a kernel; here the image holds the index of
-/// the map in the launch.
-const MAGIC: [u8; 12] = *b"tensor map #";
-
-/// The 128 bytes that a kernel receives for the tensor map with this index.
-pub(crate) fn map_image(index: usize) -> [u8; 128] {
-    let mut image = [0; 128];
-    image[..12].copy_from_slice(&MAGIC);
-    image[12..16].copy_from_slice(&(index as u32).to_le_bytes());
-    image
-}
-
-/// The index of the tensor map whose image these bytes are.
-pub(super) fn map_index(image: &[u8]) -> Option<usize> {
-    let number = image.strip_prefix(&MAGIC)?.first_chunk()?;
-    Some(u32::from_le_bytes(*number) as usize)
-}
-
 /// 16 bytes of shared memory and their location in global memory. If a tensor ends within them, only some of
 /// the bytes lie inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,12 +107,6 @@ mod tests {
             l2_promotion: L2Promotion::None,
             wraps: false,
         }
-    }
-
-    #[test]
-    fn images_name_their_map() {
-        assert_eq!(map_index(&map_image(3)), Some(3));
-        assert_eq!(map_index(&[0; 128]), None);
     }
 
     #[test]

@@ -25,7 +25,7 @@ const WARPGROUP: usize = 4;
 /// - the wgmma of each warpgroup, whose epochs are its groups;
 /// - the reads, then the writes, of each warp's bulk copies, whose epochs are their groups;
 /// - the fenced actors of each warp, one per [`ProxySpace`]: how many of the warp's accesses are ordered for
-///   the asynchronous proxy's accesses to shared or to global memory;
+///   the asynchronous proxy's accesses to shared or to global memory, or for uses of tensor maps;
 /// - for each warp, the mbarriers that are known to be initialised;
 /// - the mbarriers on which copies complete, whose epochs are their phases;
 /// - for kernels that use tensor memory, the instructions in each [`TensorPipe`] of each warp;
@@ -70,6 +70,8 @@ const TENSOR_PIPES: usize = 4;
 pub(crate) enum ProxySpace {
     Shared,
     Global,
+    /// Tensor maps, of which a proxy of their own makes the accesses.
+    TensorMap,
 }
 
 /// The kind of an actor.
@@ -105,7 +107,7 @@ impl Actors {
 
     /// The index range of all [`Actors::tensor`].
     pub const fn tensors(self) -> std::ops::Range<usize> {
-        let more = if self.asynchronous { 5 * self.threads() + MBARRIERS * self.ctas } else { 0 };
+        let more = if self.asynchronous { 6 * self.threads() + MBARRIERS * self.ctas } else { 0 };
         let start = self.slots() + more;
         start..start + if self.tensor { TENSOR_PIPES * self.threads() } else { 0 }
     }
@@ -148,12 +150,13 @@ impl Actors {
         match space {
             ProxySpace::Shared => self.slots() + 2 * self.threads(),
             ProxySpace::Global => self.slots() + 3 * self.threads(),
+            ProxySpace::TensorMap => self.slots() + 4 * self.threads(),
         }
     }
 
     /// The actor that stands for the mbarriers which a warp has initialised.
     pub const fn initialised(self, warp: usize) -> usize {
-        self.slots() + 4 * self.threads() + warp
+        self.slots() + 5 * self.threads() + warp
     }
 
     /// The index range of all [`Actors::initialised`].
@@ -164,7 +167,7 @@ impl Actors {
 
     /// The `n`-th mbarrier of a CTA.
     pub const fn mbarrier(self, cta: usize, n: usize) -> usize {
-        self.slots() + 5 * self.threads() + cta * MBARRIERS + n % MBARRIERS
+        self.slots() + 6 * self.threads() + cta * MBARRIERS + n % MBARRIERS
     }
 
     /// The kind of an agent and its index in its cluster.
@@ -177,12 +180,12 @@ impl Actors {
             let per_cta = self.warps.div_ceil(WARPGROUP);
             let group = local - threads;
             Actor::Wgmma(group / per_cta * self.warps + group % per_cta * WARPGROUP)
-        } else if local < slots + 5 * threads {
+        } else if local < slots + 6 * threads {
             Actor::Bulk((local - slots) % threads)
         } else if self.tensors().contains(&local) {
             Actor::Tensor((local - self.tensors().start) % threads)
         } else {
-            Actor::Mbarrier(local - slots - 5 * threads)
+            Actor::Mbarrier(local - slots - 6 * threads)
         }
     }
 
@@ -204,8 +207,8 @@ mod tests {
         let mut all: Vec<usize> = (0..12).chain([0, 4, 6, 10].map(|w| actors.wgmma(w))).collect();
         for warp in 0..12 {
             all.extend([actors.bulk_reads(warp), actors.bulk_writes(warp)]);
-            let fenced = [ProxySpace::Shared, ProxySpace::Global].map(|space| warp + actors.fenced(space));
-            all.extend(fenced);
+            let spaces = [ProxySpace::Shared, ProxySpace::Global, ProxySpace::TensorMap];
+            all.extend(spaces.map(|space| warp + actors.fenced(space)));
             all.push(actors.initialised(warp));
             all.extend(pipes.map(|pipe| actors.tensor(warp, pipe)));
             assert_eq!(actors.name(actors.tensor(warp, TensorPipe::Load) as Agent), Actor::Tensor(warp));

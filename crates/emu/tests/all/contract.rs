@@ -48,9 +48,9 @@ fn contracts_that_do_not_fit_are_refused() {
 
 #[test]
 fn what_is_not_implemented_is_named_and_nothing_runs() {
-    let kernel = kernel("fence.proxy.tensormap::generic.acquire.gpu [%rd0], 128;");
+    let kernel = kernel("tcgen05.shift.cta_group::1.down [%r0];");
     let error = launch(&kernel, &Options::default()).expect_err("a refusal");
-    let expected = "tensor maps that a kernel changes";
+    let expected = "`tcgen05.shift.cta_group::1.down`";
     assert!(matches!(&error, EmuError::Unsupported { line: 12, what } if what == expected), "{error}");
 }
 
