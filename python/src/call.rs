@@ -230,7 +230,8 @@ impl Call {
 
     /// Has the call return the log-sum-exp.
     pub fn add_lse(&mut self, address: u64) -> Result<(), Error> {
-        self.options.pass = Pass::Forward { lse: true, continues: self.options.pass.continues() };
+        let (continues, invariant) = (self.options.pass.continues(), self.options.pass.invariant());
+        self.options.pass = Pass::Forward { lse: true, continues, invariant };
         self.insert_dense(Operand::Lse, address, ElementType::F32, &self.rows.clone())
     }
 
@@ -311,7 +312,7 @@ impl Call {
             self.options.scale_rows[i] = block;
         }
         if let Some((out, lse)) = before {
-            self.options.pass = Pass::Forward { lse: false, continues: true };
+            self.options.pass = Pass::Forward { lse: false, continues: true, invariant: None };
             self.insert(Operand::OutBefore, out, self.operands[Operand::OUT].view);
             self.insert_dense(Operand::LseBefore, lse, ElementType::F32, &self.rows.clone())?;
         }

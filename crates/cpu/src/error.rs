@@ -24,6 +24,19 @@ pub enum CpuError {
     /// The plan has its lanes along the head dim, but its instruction set supports only query rows as lanes.
     #[error("invalid value 'dims' for plan.lanes with plan.isa = {0}: expected queries, or isa = avx512")]
     QueryLanes(Isa),
+    /// The plan does not order sums as every plan of an [invariant](problem::Invariant) problem does.
+    #[error(
+        "invalid value '{invariant}' for invariant with this plan: expected isa = {isa}, lanes = dims, \
+         block_kv = {block_kv} and splits = 1"
+    )]
+    Invariant {
+        /// The problem's demand.
+        invariant: problem::Invariant,
+        /// The accepted instruction set.
+        isa: Isa,
+        /// The accepted keys of a step.
+        block_kv: usize,
+    },
     /// The processor does not support the plan's instruction set.
     #[error("invalid value '{isa}' for plan.isa: expected one that this processor has: {available}")]
     Isa {

@@ -183,8 +183,8 @@ pub struct Choice {
 /// The plan for a call of `problem` on at most `threads` threads: the plan kept for the problem, the
 /// processor and this number of threads, else the default ([`CpuPlan::for_threads`]).
 ///
-/// Saved plans are for plain problems: sequences of one length, and scores without softcap, sink and
-/// programs. The file is read once, by the first call of the process.
+/// Saved plans are for plain problems: sequences of one length, scores without softcap, sink and programs,
+/// and no invariant. The file is read once, by the first call of the process.
 pub fn chosen(problem: &Problem, threads: usize) -> Choice {
     let kept = user().get(problem, threads);
     let plan = kept.map_or_else(|| CpuPlan::for_threads(problem, threads), |kept| kept.plan);
@@ -229,7 +229,8 @@ fn key(problem: &Problem) -> Shape {
 }
 
 fn is_plain(problem: &Problem) -> bool {
-    problem.lengths.is_even() && problem.programs.is_empty() && problem.score.is_plain()
+    let plain = problem.programs.is_empty() && problem.score.is_plain();
+    plain && problem.lengths.is_even() && problem.pass.invariant().is_none()
 }
 
 /// The user's plans for this processor, read once. Lines that cannot be used are reported on standard error.

@@ -116,6 +116,8 @@ const BLOCK_KV: usize = 128;
 const AMX_BLOCK_KV: usize = 256;
 /// Maximum size in bytes of a panel's weights in f32 that leaves room for Q and O in the L1 cache.
 const WEIGHT_BYTES: usize = 1 << 14;
+/// Maximum of `block_q` of an invariant plan: the rows share each widened block of K and V.
+const MOST_INVARIANT_ROWS: usize = 128;
 /// Maximum of `block_q` and `block_kv`. It limits a thread's scratch memory to some megabytes.
 const MAX_BLOCK: usize = 4096;
 /// Maximum number of threads: more than any machine has, and few enough that starting them does not dominate.
@@ -148,6 +150,9 @@ impl CpuPlan {
     fn with_isa_and_threads(problem: &Problem, isa: Isa, threads: usize) -> CpuPlan {
         let problem = &*problem.canonical();
         let threads = threads.clamp(1, MAX_THREADS);
+        if problem.pass.invariant().is_some() {
+            return CpuPlan::invariant(problem, isa, threads);
+        }
         let cheapest = |threads| {
             let costs = CpuPlan::cuts(problem, isa, threads)
                 .into_iter()
@@ -159,6 +164,27 @@ impl CpuPlan {
             _ => plan,
         });
         best.unwrap_or(CpuPlan::widest(isa, threads, isa.panel_rows(), BLOCK_KV))
+    }
+
+    /// The plan of an [invariant](problem::Invariant) problem. The order of a row's sums depends on the head
+    /// dims, the element types and the instruction set alone: a row's sums are in f32, over lanes along the
+    /// head dim and over blocks of keys that begin at multiples of `block_kv`, and the keys are not split.
+    /// How rows are divided into tasks changes no bit of a row.
+    fn invariant(problem: &Problem, isa: Isa, threads: usize) -> CpuPlan {
+        let isa = isa.wide();
+        let rows = CpuPlan::rows_for(problem, isa);
+        let together = if rows == Rows::Group { problem.group_size() } else { 1 };
+        let tasks_of_head = (2 * threads).div_ceil((problem.batch * problem.heads_q / together).max(1));
+        let block_q = (problem.seq_q * together).div_ceil(tasks_of_head).next_multiple_of(dims::PANEL_ROWS);
+        let block_q = block_q.clamp(dims::PANEL_ROWS, MOST_INVARIANT_ROWS);
+        let block_kv = CpuPlan::dims_block_kv(problem);
+        CpuPlan { lanes: Lanes::Dims, rows, ..CpuPlan::widest(isa, threads, block_q, block_kv) }
+    }
+
+    /// The fields on which the order of a row's sums depends.
+    fn sums(&self, problem: &Problem) -> (Isa, Lanes, usize, usize) {
+        let CpuPlan { isa, lanes, block_kv, splits, .. } = self.canonical(problem);
+        (isa, lanes, block_kv, splits)
     }
 
     /// Several ways to divide a problem into tasks for this number of threads.
@@ -290,6 +316,13 @@ impl CpuPlan {
         }
         if self.lanes == Lanes::Dims && !self.isa.has_dims() {
             return Err(CpuError::QueryLanes(self.isa));
+        }
+        if let Some(invariant) = problem.pass.invariant() {
+            let kept = CpuPlan::invariant(problem, self.isa, self.threads);
+            if self.sums(problem) != kept.sums(problem) {
+                let CpuPlan { isa, block_kv, .. } = kept;
+                return Err(CpuError::Invariant { invariant, isa, block_kv });
+            }
         }
         Ok(())
     }

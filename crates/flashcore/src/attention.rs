@@ -6,8 +6,8 @@ use cpu::{Element, Input};
 use driver::DriverError;
 use kernels::KernelError;
 use problem::{
-    Band, DType, ElementsMut, Expr, Layout, Operand, Operands, Pass, Problem, ScaleLayout, Scales, Score,
-    Tensor,
+    Band, DType, ElementsMut, Expr, Invariant, Layout, Operand, Operands, Pass, Problem, ScaleLayout, Scales,
+    Score, Tensor,
 };
 
 use crate::bands::Bands;
@@ -73,6 +73,7 @@ pub struct Attention<'a, Q, K = Q, V = Q> {
     pub(crate) score: Score,
     pub(crate) features: Features<'a>,
     pub(crate) tf32: bool,
+    pub(crate) invariant: Option<Invariant>,
     /// `None` selects [`Device::best`], with the CPU as fallback.
     pub(crate) device: Option<Device>,
 }
@@ -101,7 +102,7 @@ pub fn attention<'a, Q: Element, K: Element, V: Element>(
     v: TensorView<'a, V>,
 ) -> Attention<'a, Q, K, V> {
     let (bands, score, features) = (Bands::FULL, Score::default(), Features::default());
-    Attention { q, k, v, bands, score, features, tf32: false, device: None }
+    Attention { q, k, v, bands, score, features, tf32: false, invariant: None, device: None }
 }
 
 impl<T: Element> Attention<'_, T> {
@@ -522,7 +523,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
             views.insert(operand, View::rows(dtype, shape, strides));
         }
         let options = CallOptions {
-            pass: Pass::forward(lse),
+            pass: Pass::Forward { lse, continues: false, invariant: self.invariant },
             band,
             scale: self.score.scale,
             softcap: self.score.softcap,

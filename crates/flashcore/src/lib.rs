@@ -50,6 +50,7 @@ mod dropout;
 mod error;
 mod features;
 pub mod gpu;
+mod invariant;
 mod known;
 mod merge;
 pub mod parallel;
@@ -66,8 +67,8 @@ pub use kernels::Plan;
 pub use merge::{PartialResult, merge_states};
 pub use problem::program::{BinaryOp, Comparison, Input, UnaryOp, library};
 pub use problem::{
-    Band, Corner, DType, DTypes, E4m3, E5m2, ElementType, Elements, Expr, Layout, OperandSpec, Pass, Problem,
-    ProblemError, Program, ProgramError, ScaleLayout, Scales, Score, Strides, Table, Tensor,
+    Band, Corner, DType, DTypes, E4m3, E5m2, ElementType, Elements, Expr, Invariant, Layout, OperandSpec,
+    Pass, Problem, ProblemError, Program, ProgramError, ScaleLayout, Scales, Score, Strides, Table, Tensor,
 };
 /// The elements of a table.
 pub type TableData<'a> = Elements<'a>;

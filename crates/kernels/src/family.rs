@@ -327,11 +327,14 @@ impl Plan {
     /// [`splits`](crate::forward::mma::MmaPlan::splits), or `decode` on sm_90 where it is faster: only these
     /// families divide the keys among more CTAs than a cluster has. With 8-bit inputs, the other families
     /// come first on any grid, because on sm_90 `mma.sync` multiplies 8-bit types no faster than 16-bit
-    /// types.
+    /// types. An [invariant](problem::Invariant) problem has the family `decode`.
     ///
     /// # Errors
     /// When the problem is invalid, or no family supports it.
     pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
+        if problem.pass.invariant().is_some() {
+            return Family::Decode.default_for(problem, arch);
+        }
         if Family::Decode.suits(problem, arch)
             && let Ok(plan) = Family::Decode.default_for(problem, arch)
         {

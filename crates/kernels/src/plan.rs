@@ -3,7 +3,7 @@
 use problem::{PassKind, Problem};
 
 use crate::family::FamilyPlan;
-use crate::{Arch, Baked, Contracts, KernelError, Plan, PlanError, Program, draft};
+use crate::{Arch, Baked, Contracts, Family, KernelError, Plan, PlanError, Program, draft};
 
 impl Plan {
     /// Name of the family.
@@ -56,6 +56,11 @@ impl Plan {
         if family.pass() != pass {
             let accepted = family.pass().name();
             return Err(PlanError::unsupported(family.name(), "pass", pass.name(), accepted));
+        }
+        if let Some(invariant) = problem.pass.invariant()
+            && family != Family::Decode
+        {
+            return Err(PlanError::unsupported(family.name(), "invariant", invariant, "family decode"));
         }
         family.features().check(problem, family.name())?;
         plan.check(problem, arch)

@@ -331,7 +331,7 @@ fn cases() -> Vec<Case> {
     let operands =
         Operands::default().with(Operand::OutBefore, &*out.leak()).with(Operand::LseBefore, &*lse.leak());
     let problem = plain().with_band(Band::window(0, 0));
-    let mut problem = problem.with_pass(Pass::Forward { lse: true, continues: true });
+    let mut problem = problem.with_pass(Pass::Forward { lse: true, continues: true, invariant: None });
     problem.band.corner = Corner::TopLeft;
     problem.programs.mask = Some("q % 3 != 0".parse().unwrap());
     let p = Plain { sees: |i, j, _, _| i == j && i % 3 != 0, before, ..ALL };

@@ -452,7 +452,7 @@ mod tests {
     /// A problem with every operand.
     fn all() -> Problem {
         let mut p = Problem::new(2, 4, 8, 16, DType::E4m3);
-        p.pass = Pass::Forward { lse: true, continues: true };
+        p.pass = Pass::Forward { lse: true, continues: true, invariant: None };
         p.lengths.q = SideLengths { packed: Some(16), used: true };
         p.lengths.kv = SideLengths { packed: Some(16), used: true };
         p.lengths.left_padded = true;

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Invariant;
+
 /// Which outputs are computed from the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -17,6 +19,9 @@ pub enum Pass {
         /// of both. A row without a key there has O = 0 and LSE = −∞.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         continues: bool,
+        /// On what the bits of a row must not depend; `None` for no demand.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        invariant: Option<Invariant>,
     },
     /// The gradients dQ, dK and dV of a loss, from its gradient dO and from the forward pass's inputs, output
     /// and LSE. dQ has the type of Q, dK of K and dV of V.
@@ -101,7 +106,7 @@ impl Pass {
 
     /// The forward pass over all keys, perhaps with the LSE.
     pub const fn forward(lse: bool) -> Pass {
-        Pass::Forward { lse, continues: false }
+        Pass::Forward { lse, continues: false, invariant: None }
     }
 
     /// The direction.
@@ -125,6 +130,14 @@ impl Pass {
     /// Whether the forward pass continues from a result over other keys.
     pub const fn continues(self) -> bool {
         matches!(self, Pass::Forward { continues: true, .. })
+    }
+
+    /// On what the bits of a row of the forward pass must not depend.
+    pub const fn invariant(self) -> Option<Invariant> {
+        match self {
+            Pass::Forward { invariant, .. } => invariant,
+            Pass::Backward { .. } => None,
+        }
     }
 
     /// Whether the backward pass reads the gradient of the LSE.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Band, Corner, DType, DTypes, Dropout, GradientStrides, Layout, Lengths, Pages, Pass, PassKind,
+    Band, Corner, DType, DTypes, Dropout, GradientStrides, Invariant, Layout, Lengths, Pages, Pass, PassKind,
     ProblemError, ProgramError, Programs, Scales, Score, Storage, Strides, Table, Tensor,
 };
 
@@ -136,8 +136,19 @@ impl Problem {
     /// Sets whether the LSE is returned.
     pub fn with_lse(mut self, lse: bool) -> Problem {
         self.pass = match self.pass {
-            Pass::Forward { continues, .. } => Pass::Forward { lse, continues },
+            Pass::Forward { continues, invariant, .. } => Pass::Forward { lse, continues, invariant },
             Pass::Backward { .. } => Pass::forward(lse),
+        };
+        self
+    }
+
+    /// Sets on what the bits of a row of O and of the LSE must not depend.
+    pub fn with_invariant(mut self, invariant: impl Into<Option<Invariant>>) -> Problem {
+        self.pass = match self.pass {
+            Pass::Forward { lse, continues, .. } => {
+                Pass::Forward { lse, continues, invariant: invariant.into() }
+            }
+            Pass::Backward { .. } => self.pass,
         };
         self
     }

@@ -56,35 +56,22 @@ impl LineMerge {
         let [first, last] = [first, last].map(|block| self.pieces.owner(k, block));
         let own = self.place(k, threads, [first, self.cta], o);
         softmax.write(k, o, own);
+        let counter = self.counter(k, threads, first);
+        let place = |k: &mut Builder, cta: R32| self.place(k, threads, [first, cta], o);
+        merge_when_last(k, threads, counter, [first, last], place, (softmax, o))
+    }
+
+    /// The warp's counter of the tile that begins in the piece of `first`.
+    pub(super) fn counter(&self, k: &mut Builder, threads: &Threads, first: R32) -> Global {
         let index = k.mad(first, threads.warps(), threads.warp);
-        let counter = k.index(self.counters, index, 4);
-        let elected = k.setp_u(CmpOp::Eq, threads.lane, 0);
-        let before = count_in(k, elected, counter);
-        let others = k.sub(last, first);
-        let complete = k.setp_u(CmpOp::Eq, before, others);
-        k.if_(complete, |k| {
-            let zero: R32 = k.mov(0);
-            k.guarded(elected, |k| k.st(counter, zero));
-            softmax.reset(k, o);
-            let cta = k.mov(first);
-            k.do_while(|k| {
-                // The loads of several parts are in flight together.
-                let ctas: Vec<R32> = (0..parts_at_once(o)).map(|number| k.add(cta, number)).collect();
-                let load = |&part: &R32| {
-                    let part = k.min_u(part, last);
-                    let from = self.place(k, threads, [first, part], o);
-                    OnlineSoftmax::load_part(k, o, from)
-                };
-                let parts: Vec<_> = ctas.iter().map(load).collect();
-                for (&part, loaded) in ctas.iter().zip(&parts) {
-                    let exists = k.setp_u(CmpOp::Le, part, last);
-                    k.if_(exists, |k| softmax.add_loaded(k, o, loaded));
-                }
-                k.add_to(cta, cta, parts_at_once(o));
-                k.setp_u(CmpOp::Le, cta, last)
-            });
-        });
-        complete
+        k.index(self.counters, index, 4)
+    }
+
+    /// The address of the lane's first vector in part `part` of all parts.
+    pub(super) fn part(&self, k: &mut Builder, threads: &Threads, part: R32, o: &AccTile) -> Global {
+        let warp = k.mad(part, threads.warps(), threads.warp);
+        let of_warp = k.index(self.parts, warp, warp_bytes(o.n_tiles()));
+        k.index(of_warp, threads.lane, 16)
     }
 
     /// Address of the lane's first vector in the part that `cta` computes of the tile that begins in the
@@ -94,8 +81,45 @@ impl LineMerge {
         let begins = k.setp_u(CmpOp::Eq, first, cta);
         let second: R32 = k.selp(1, 0, begins);
         let part = k.mad(cta, 2, second);
-        let warp = k.mad(part, threads.warps(), threads.warp);
-        let of_warp = k.index(self.parts, warp, warp_bytes(o.n_tiles()));
-        k.index(of_warp, threads.lane, 16)
+        self.part(k, threads, part, o)
     }
+}
+
+/// Counts in the warp's part. In the warp that is the last one, replaces `o` and the softmax by the merge of
+/// the parts `first` to `last`, in this order. Returns whether it did.
+pub(super) fn merge_when_last(
+    k: &mut Builder,
+    threads: &Threads,
+    counter: Global,
+    [first, last]: [R32; 2],
+    place: impl Fn(&mut Builder, R32) -> Global,
+    (softmax, o): (&OnlineSoftmax, &AccTile),
+) -> Pred {
+    let elected = k.setp_u(CmpOp::Eq, threads.lane, 0);
+    let before = count_in(k, elected, counter);
+    let others = k.sub(last, first);
+    let complete = k.setp_u(CmpOp::Eq, before, others);
+    k.if_(complete, |k| {
+        let zero: R32 = k.mov(0);
+        k.guarded(elected, |k| k.st(counter, zero));
+        softmax.reset(k, o);
+        let next = k.mov(first);
+        k.do_while(|k| {
+            // The loads of several parts are in flight together.
+            let parts: Vec<R32> = (0..parts_at_once(o)).map(|number| k.add(next, number)).collect();
+            let load = |&part: &R32| {
+                let part = k.min_u(part, last);
+                let from = place(k, part);
+                OnlineSoftmax::load_part(k, o, from)
+            };
+            let loaded: Vec<_> = parts.iter().map(load).collect();
+            for (&part, loaded) in parts.iter().zip(&loaded) {
+                let exists = k.setp_u(CmpOp::Le, part, last);
+                k.if_(exists, |k| softmax.add_loaded(k, o, loaded));
+            }
+            k.add_to(next, next, parts_at_once(o));
+            k.setp_u(CmpOp::Le, next, last)
+        });
+    });
+    complete
 }

@@ -2,12 +2,14 @@
 //! shared memory of a CTA, of a cluster, or through global memory.
 
 mod exchange;
+mod fixed;
 mod line;
 mod merge;
 mod partials;
 mod stream_k;
 
 pub use exchange::{Division, Exchange, WarpgroupPlace};
+pub use fixed::FixedMerge;
 pub use line::LineMerge;
 pub use merge::merge_bytes;
 pub use partials::{Partials, SplitRow};

@@ -10,7 +10,7 @@ use kernels::{Arch, Family, Plan};
 use problem::{Band, DType, Layout, Lengths, Operand, Pass, PassKind, Problem, SideLengths};
 use tile::Tail;
 
-const CONTINUES: Pass = Pass::Forward { lse: true, continues: true };
+const CONTINUES: Pass = Pass::Forward { lse: true, continues: true, invariant: None };
 
 fn problem(dims: [usize; 2], rows: usize, keys: usize, dtype: DType) -> Problem {
     let [dim, head_dim_v] = dims;
@@ -37,7 +37,7 @@ fn problems(dims: [usize; 2], dtype: DType) -> Vec<Problem> {
         of(101, 37).with_band(Band::CAUSAL),
         with_sink(of(67, 67).with_band(Band::window(20, 3))),
         packed(of(90, 70)).with_band(Band::CAUSAL),
-        of(40, 130).with_pass(Pass::Forward { lse: false, continues: true }),
+        of(40, 130).with_pass(Pass::Forward { lse: false, continues: true, invariant: None }),
     ]
 }
 

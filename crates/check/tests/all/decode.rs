@@ -62,6 +62,7 @@ fn pages_of_any_size_and_lengths_around_them() {
             let warps = [1, 2, 4][(i + j) % 3];
             let plan =
                 DecodePlan { warps, warp_keys: [16, 32][i % 2], overlapping: j % 2 == 0, ..plan(&problem) };
+            check(&problem, &DecodePlan { piece: Some(128), ..plan.clone() }, &Settings::quick());
             check(&problem, &plan, &Settings::quick());
         }
     }
@@ -86,6 +87,7 @@ fn chunks_and_single_rows_share_a_launch() {
     (problem.q, problem.out) = (Layout::Bshd.strides(8, 1, 64), Layout::Bshd.strides(8, 1, 64));
     check(&problem, &plan(&problem), &Settings::quick());
     check(&problem, &DecodePlan { warp_keys: 32, stages: 2, ..plan(&problem) }, &Settings::quick());
+    check(&problem, &DecodePlan { piece: Some(32), ..plan(&problem) }, &Settings::quick());
 }
 
 /// All styles of inputs under all schedules, with entries that are no pages and with a negative scale.
@@ -141,13 +143,15 @@ fn every_style_passes_on_8_bit_caches() {
 #[test]
 fn results_are_bitwise_equal_under_every_schedule() {
     let problem = problem(2, 4, (1, 300), 16, (128, DType::F16));
-    let bound = bound(&problem, &plan(&problem));
-    let feed = Feed::draw(&bound, Style::Normal, 5).unwrap();
-    let outputs = [Schedule::Late, Schedule::Early, Schedule::Random].map(|schedule| {
-        let mut machine = Emulator::new(Options { schedule, seed: 3, ..Options::default() });
-        trial(&mut machine, &bound, &feed, None).unwrap().outputs(&bound)
-    });
-    assert!(outputs.iter().all(|output| *output == outputs[0]));
+    for piece in [None, Some(64)] {
+        let bound = bound(&problem, &DecodePlan { piece, ..plan(&problem) });
+        let feed = Feed::draw(&bound, Style::Normal, 5).unwrap();
+        let outputs = [Schedule::Late, Schedule::Early, Schedule::Random].map(|schedule| {
+            let mut machine = Emulator::new(Options { schedule, seed: 3, ..Options::default() });
+            trial(&mut machine, &bound, &feed, None).unwrap().outputs(&bound)
+        });
+        assert!(outputs.iter().all(|output| *output == outputs[0]));
+    }
 }
 
 /// Two tiles that five CTAs divide, one of which has the end of one tile and the begin of the other.

@@ -17,6 +17,7 @@ mod factors;
 mod fp8;
 mod gate;
 mod gradients;
+mod invariant;
 mod launches;
 mod lengths;
 mod lists;

@@ -228,7 +228,7 @@ fn results_of_other_keys_continue() {
     for keys in [300, 30, 0] {
         p.seq_kv = keys; // of 30 keys, the first rows see none
         let mut p = p.clone().with_layout(Layout::Bhsd);
-        p.pass = Pass::Forward { lse: true, continues: true };
+        p.pass = Pass::Forward { lse: true, continues: true, invariant: None };
         let rows = 2 * 4 * 50;
         let out: Vec<f32> = (0..rows * 16).map(|i| (i % 37) as f32 / 9.0 - 2.0).collect();
         let lse = (0..rows).map(|i| [f32::NEG_INFINITY, -30.0, 0.5, 4.0, 80.0][i % 5]).collect::<Vec<f32>>();

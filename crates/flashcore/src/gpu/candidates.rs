@@ -100,7 +100,7 @@ pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Plan {
         return Plan::BackwardSplit(SplitPlan { copy: CopyMode::Elements, ..plan });
     }
     let plan = match plan {
-        Plan::Decode(plan) if problem.dtypes.has_narrow_cache() => {
+        Plan::Decode(plan) if problem.dtypes.has_narrow_cache() || problem.pass.invariant().is_some() => {
             return Plan::Decode(DecodePlan { copy: CopyMode::Elements, ..plan.clone() });
         }
         Plan::Mma(plan) => plan.clone(),
@@ -141,6 +141,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A call with equal bits has plans of one order of sums alone, also for tensors at any address.
+    #[test]
+    fn invariant_calls_have_one_order_of_sums() {
+        let problem = Problem::new(2, 4, 300, 64, DType::Bf16).with_invariant(problem::Invariant::Batch);
+        let (all, _) = candidates(&problem, &H200, None).unwrap();
+        let [Candidate { plan: plan @ Plan::Decode(decode), .. }] = &all[..] else { panic!("{all:?}") };
+        let unaligned = unaligned(plan, &problem, &H200.arch);
+        assert_eq!(unaligned, Plan::Decode(DecodePlan { copy: CopyMode::Elements, ..decode.clone() }));
+        assert_eq!(unaligned.check(&problem, &H200.arch), Ok(()));
     }
 
     /// The backward pass has plans of its own, also for tensors at any address.

@@ -269,7 +269,7 @@ impl RingCall {
         let first = call.first();
         let strides = |heads: usize, dim: usize| Layout::Bshd.strides(heads, 1, dim);
         let problem = Problem {
-            pass: Pass::Forward { lse: true, continues },
+            pass: Pass::Forward { lse: true, continues, invariant: None },
             heads_kv: whole.heads_kv,
             seq_kv: longest(|x| x.keys.len()).unwrap_or(0),
             head_dim_v: whole.head_dim_v,
@@ -363,6 +363,7 @@ fn check(whole: &Problem, split: &SequenceSplit, rank: usize) -> Result<(), Atte
         && whole.lengths.is_even()
         && whole.storage == Storage::Rows
         && whole.dtypes.one().is_some();
+    let plain = plain && whole.pass.invariant().is_none();
     if !plain || whole.pass.is_backward() || whole.pass.continues() {
         let expected = "the forward pass of one type, with a band, a scale and a softcap alone";
         return Err(refused("whole", "features", "other ones", expected));

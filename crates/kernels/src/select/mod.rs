@@ -125,6 +125,10 @@ fn from(
     problem: &Problem,
     device: &Device,
 ) -> Result<Choice, KernelError> {
+    if problem.pass.invariant().is_some() {
+        let why = vec!["chosen: the plan whose sums depend on no batch and no number of SMs".to_owned()];
+        return Ok(Choice { plan: default, source: Source::Default, why });
+    }
     if !problem.programs.is_empty() || problem.storage.pages().is_some() {
         let why =
             vec!["chosen: the family's default, because rows state no programs and no pages".to_owned()];

@@ -12,6 +12,7 @@ mod far;
 mod forward;
 mod genes;
 mod hidden_numbers;
+mod invariant;
 mod machine_code;
 mod many_entries;
 mod merge;

@@ -75,7 +75,7 @@ fn of_models(dim: usize, dtype: DType) -> Vec<(&'static str, Problem)> {
     };
     let continues = |band: Band| {
         let p = problem(dim, dtype).with_band(band);
-        p.with_pass(Pass::Forward { lse: true, continues: true })
+        p.with_pass(Pass::Forward { lse: true, continues: true, invariant: None })
     };
     let mut chunked = problem(dim, dtype).with_band(Band::CAUSAL);
     chunked.programs.mask = program(lib::chunk(lib::int(0)));

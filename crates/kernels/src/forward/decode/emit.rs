@@ -85,6 +85,8 @@ pub(super) struct DecodeParams {
     value_descale: Option<ValueDescale>,
     parts: Global,
     counters: Global,
+    /// Parts for which a CTA has room, if keys are cut at fixed pieces.
+    pub slots: Option<R32>,
 }
 
 impl DecodeParams {
@@ -128,6 +130,7 @@ impl DecodeParams {
             value_descale: ValueDescale::declare(k, c, problem),
             parts: c.scratch(k, parts),
             counters: c.counter(k, counters),
+            slots: plan.slots(problem, ctas).map(|slots| c.u32(k, "slots", slots)),
         }
     }
 }
@@ -149,7 +152,7 @@ pub(super) struct Decode<'a> {
     cta: R32,
     pub ring: Ring,
     /// Memory through which warps merge.
-    room: Shared,
+    pub room: Shared,
     /// The sum of the warps' parts of S, if warps divide the head dims.
     sum: Option<WarpSum>,
     /// The lane's place for the fragments of Q, if they are not in registers.
@@ -165,16 +168,16 @@ pub(super) struct Decode<'a> {
 }
 
 /// The state of the tile that the CTA computes.
-struct Tile {
+pub(super) struct TileState {
     /// The fragments of Q; none if they are in shared memory.
     q: Vec<[R32; 4]>,
-    o: AccTile,
-    softmax: OnlineSoftmax,
+    pub o: AccTile,
+    pub softmax: OnlineSoftmax,
     /// The factors of the scores of the lane's rows, with an 8-bit cache: the inverse of the power of two by
     /// which a row of Q was multiplied, times the descale factors.
     scores: Vec<F32>,
     /// The first block that the CTA computes.
-    from: R32,
+    pub from: R32,
 }
 
 impl<'a> Decode<'a> {
@@ -195,6 +198,7 @@ impl<'a> Decode<'a> {
             group: baked.group_size(),
             rows: plan.rows(),
             block_n: plan.block_n(),
+            piece: plan.piece.map(|keys| keys / plan.block_n()),
             lane: threads.lane,
         };
         let (pieces, takers) = line.cut(k, plan.least_blocks);
@@ -255,6 +259,9 @@ impl<'a> Decode<'a> {
         let tile = self.tile(k);
         self.load_queries_of(k, &at, &tile);
         self.begin_tile(k, &at, &tile);
+        if self.plan.piece.is_some() {
+            return self.pieces(k, [&at, &ahead], &tile, (left, to_load, block));
+        }
         k.do_while(|k| {
             self.ring.wait(k);
             self.request_next(k, &ahead, to_load, stage);
@@ -273,17 +280,22 @@ impl<'a> Decode<'a> {
     }
 
     /// Registers of a tile, before its first block.
-    fn tile(&self, k: &mut Builder) -> Tile {
+    fn tile(&self, k: &mut Builder) -> TileState {
         let [_, columns] = self.plan.warp_columns(self.baked);
-        let softmax = OnlineSoftmax::new(k, self.product, self.plan.rescale, self.params.factor, ROWS, None)
-            .of_wide(self.baked.wide);
-        Tile {
+        let softmax = self.softmax(k);
+        TileState {
             q: if self.queries.is_some() { Vec::new() } else { self.fragments(k) },
             o: AccTile::zero(k, ROWS, columns),
             softmax,
             scores: if self.scales_scores() { vec![k.mov(1.0f32), k.mov(1.0f32)] } else { Vec::new() },
             from: k.mov(0),
         }
+    }
+
+    /// Registers of a softmax before its first block.
+    pub(super) fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {
+        OnlineSoftmax::new(k, self.product, self.plan.rescale, self.params.factor, ROWS, None)
+            .of_wide(self.baked.wide)
     }
 
     /// Registers for the fragments of Q.
@@ -326,7 +338,7 @@ impl<'a> Decode<'a> {
     }
 
     /// Loads the queries of the tile under the cursor into the tile's registers, or into shared memory.
-    fn load_queries_of(&self, k: &mut Builder, at: &LineCursor, tile: &Tile) {
+    pub(super) fn load_queries_of(&self, k: &mut Builder, at: &LineCursor, tile: &TileState) {
         let Some(room) = self.queries else {
             return self.load_queries(k, at, &tile.q, &tile.scores);
         };
@@ -338,13 +350,13 @@ impl<'a> Decode<'a> {
     }
 
     /// Resets the state of the tile, of which the block under the cursor is the first.
-    fn begin_tile(&self, k: &mut Builder, at: &LineCursor, tile: &Tile) {
+    pub(super) fn begin_tile(&self, k: &mut Builder, at: &LineCursor, tile: &TileState) {
         tile.softmax.reset(k, &tile.o);
         k.mov_to(tile.from, at.block);
     }
 
     /// Computes a block: S, the softmax, and O.
-    fn visit(&self, k: &mut Builder, at: &LineCursor, tile: &Tile, stage: R32) {
+    pub(super) fn visit(&self, k: &mut Builder, at: &LineCursor, tile: &TileState, stage: R32) {
         let tiles = self.ring.tiles(k, stage);
         let s = self.products(k, tile, &tiles); // S = Q Kᵀ
         if let Some(sum) = &self.sum {
@@ -373,7 +385,7 @@ impl<'a> Decode<'a> {
     }
 
     /// Q Kᵀ, of the columns that the warp has.
-    fn products(&self, k: &mut Builder, tile: &Tile, tiles: &[Shared; 2]) -> AccTile {
+    fn products(&self, k: &mut Builder, tile: &TileState, tiles: &[Shared; 2]) -> AccTile {
         let mut s: Option<AccTile> = None;
         let mut step = 0;
         for ((slice, reader), &at) in self.keys.iter().zip(tiles) {
@@ -496,7 +508,7 @@ impl<'a> Decode<'a> {
     /// After the last block of a tile or of the piece: advances to the next block and begins its tile.
     /// Before, merges the warps, then the CTAs that divide the tile, and stores the tile if it is complete.
     /// `block` is the block's place on the line, and `left` the number of blocks after it.
-    fn end_of_tile(&self, k: &mut Builder, at: &LineCursor, tile: &Tile, (block, left): (R32, R32)) {
+    fn end_of_tile(&self, k: &mut Builder, at: &LineCursor, tile: &TileState, (block, left): (R32, R32)) {
         let done = at.owned(k);
         self.line.advance(k, at);
         let more = k.setp_u(CmpOp::Ne, left, 0);
@@ -518,16 +530,10 @@ impl<'a> Decode<'a> {
         let complete: R32 = k.selp(1, 0, whole);
         let divided = k.not_pred(whole);
         k.if_(divided, |k| {
-            let merge = LineMerge {
-                parts: self.params.parts,
-                counters: self.params.counters,
-                pieces: self.pieces,
-                cta: self.cta,
-            };
             let first = k.sub(block, before);
             let end = k.add(first, blocks);
             let last = k.sub(end, 1);
-            let merged = merge.join(k, &self.threads, [first, last], &softmax, &o);
+            let merged = self.merge().join(k, &self.threads, [first, last], &softmax, &o);
             k.selp_to(complete, 1, 0, merged);
         });
         let complete = k.setp_u(CmpOp::Ne, complete, 0);
@@ -538,8 +544,14 @@ impl<'a> Decode<'a> {
         self.begin_tile(k, at, tile);
     }
 
+    /// The buffers and counters of tiles that CTAs divide.
+    pub(super) fn merge(&self) -> LineMerge {
+        let DecodeParams { parts, counters, .. } = self.params;
+        LineMerge { parts, counters, pieces: self.pieces, cta: self.cta }
+    }
+
     /// Normalises the warp's columns of O and stores them, and the LSE.
-    fn store(&self, k: &mut Builder, at: &LineCursor, softmax: &OnlineSoftmax, o: &AccTile) {
+    pub(super) fn store(&self, k: &mut Builder, at: &LineCursor, softmax: &OnlineSoftmax, o: &AccTile) {
         let rows = self.rows(k, at);
         let sinks = self.params.sinks.map(|start| Sinks::load(k, start, at.head, &self.threads, &rows, ROWS));
         let descale = self.params.value_descale.map(|descale| descale.load(k, [at.batch, at.head]));

@@ -50,6 +50,7 @@ impl FamilyPlan for DecodePlan {
             Gene::new("copy").searched::<Value>([]),
             Gene::new("overlapping"),
             tanh_gene(problem),
+            Gene::new("piece").searched::<Value>([]),
         ]
     }
 
@@ -71,6 +72,9 @@ impl FamilyPlan for DecodePlan {
     fn adapted(mut self, problem: &Problem, arch: &Arch, _: bool) -> DecodePlan {
         self.tanh = default_tanh(problem);
         self.rescale = rescale_within(self.rescale, problem.dtypes.weights());
+        if problem.pass.invariant().is_some() {
+            return DecodePlan::default_for(problem, arch);
+        }
         if matches!(self.check(problem, arch), Err(PlanError::Misaligned { .. })) {
             self.copy = DecodePlan::default_for(problem, arch).copy;
         }

@@ -1,7 +1,7 @@
 //! The line of KV blocks of all tiles: its length, the CTA's piece of it, and the steps along it.
 
 use attend::{Bound, KeyBand, Lengths, RowRange, Sequence, SequenceRows};
-use ptx::{Builder, CmpOp, R32, SpecialReg};
+use ptx::{Builder, CmpOp, Pred, R32, SpecialReg};
 use tile::Pieces;
 
 /// More rows than any sequence has packed.
@@ -24,6 +24,9 @@ pub(super) struct KeyLine {
     pub rows: u32,
     /// Keys of a block.
     pub block_n: u32,
+    /// Blocks of a piece, a power of two, if keys are cut at fixed pieces. The line then consists of pieces,
+    /// and otherwise of blocks.
+    pub piece: Option<u32>,
     pub lane: R32,
 }
 
@@ -71,10 +74,33 @@ impl KeyLine {
         LineEntry { q, kv, tiles: k.shr_u(up, self.rows.trailing_zeros()), from, end }
     }
 
-    /// Blocks of a KV head of an entry, and of one of its tiles.
-    fn blocks(k: &mut Builder, entry: &LineEntry) -> [R32; 2] {
-        let of_tile = k.sub(entry.end, entry.from);
+    /// Blocks (or pieces) of a KV head of an entry, and of one of its tiles.
+    fn blocks(&self, k: &mut Builder, entry: &LineEntry) -> [R32; 2] {
+        let of_tile = match self.piece {
+            None => k.sub(entry.end, entry.from),
+            Some(_) => {
+                let last = k.sub(entry.end, 1);
+                let last = self.piece_of_tile(k, entry, last);
+                k.add(last, 1)
+            }
+        };
         [k.mul(entry.tiles, of_tile), of_tile]
+    }
+
+    /// The number of a block's piece among the pieces of its tile.
+    pub fn piece_of_tile(&self, k: &mut Builder, entry: &LineEntry, block: R32) -> R32 {
+        let bits = self.piece.map_or(0, u32::trailing_zeros);
+        let [first, own] = [entry.from, block].map(|block| k.shr_u(block, bits));
+        k.sub(own, first)
+    }
+
+    /// Whether the block under the cursor is the last one of its piece in the tile.
+    pub fn ends_piece(&self, k: &mut Builder, at: &LineCursor) -> Pred {
+        let next = k.add(at.block, 1);
+        let of_tile = k.setp_s(CmpOp::Ge, next, at.entry.end);
+        let in_piece = k.and(next, self.piece.unwrap_or(1) - 1);
+        let of_piece = k.setp_u(CmpOp::Eq, in_piece, 0);
+        k.or_pred(of_tile, of_piece)
     }
 
     /// The blocks of the entry that is the lane's number after `base`, its tiles, and the blocks of one of
@@ -85,7 +111,7 @@ impl KeyLine {
         let last = k.sub(self.batch, 1);
         let batch = k.min_u(batch, last);
         let entry = self.entry(k, batch);
-        let [of_head, of_tile] = KeyLine::blocks(k, &entry);
+        let [of_head, of_tile] = self.blocks(k, &entry);
         let [all, tiles] = [of_head, entry.tiles].map(|n| {
             let all = k.mul(n, self.heads_kv);
             k.selp(all, 0, exists)
@@ -195,7 +221,7 @@ impl KeyLine {
             k.setp_u_and(CmpOp::Lt, base, self.batch, missing)
         });
         let found = self.entry(k, batch);
-        let [of_head, of_tile] = KeyLine::blocks(k, &found);
+        let [of_head, of_tile] = self.blocks(k, &found);
         let offset = k.sub(start, before);
         let head = k.div_u(offset, of_head);
         let before = k.mul(head, of_head);
@@ -203,7 +229,16 @@ impl KeyLine {
         let tile = k.div_u(in_head, of_tile);
         let before = k.mul(tile, of_tile);
         let in_tile = k.sub(in_head, before);
-        LineCursor { batch, head, tile, block: k.add(found.from, in_tile), entry: found.owned(k) }
+        let block = match self.piece {
+            None => k.add(found.from, in_tile),
+            Some(blocks) => {
+                let piece = k.shr_u(found.from, blocks.trailing_zeros());
+                let piece = k.add(piece, in_tile);
+                let start = k.mul(piece, blocks);
+                k.max_s(start, found.from)
+            }
+        };
+        LineCursor { batch, head, tile, block, entry: found.owned(k) }
     }
 
     /// Advances to the next block of the line. Beyond the last block, the cursor is at some block.

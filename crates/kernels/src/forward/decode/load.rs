@@ -23,14 +23,18 @@ impl Decode<'_> {
         self.request(k, ahead, to_load, free);
     }
 
-    /// Requests the warp's keys and values of a block into a stage, if blocks are left to load, as one group
-    /// of copies, and advances to the next block.
+    /// Requests the warp's keys and values of a block into a stage, if blocks (or pieces) are left to load,
+    /// as one group of copies, and advances to the next block.
     fn request(&self, k: &mut Builder, at: &LineCursor, to_load: R32, stage: R32) {
         let some = k.setp_u(CmpOp::Ne, to_load, 0);
         k.if_(some, |k| {
             self.load(k, at, stage);
+            let ends = self.plan.piece.map(|_| self.line.ends_piece(k, at));
             self.line.advance(k, at);
-            k.sub_to(to_load, to_load, 1);
+            match ends {
+                None => k.sub_to(to_load, to_load, 1),
+                Some(ends) => k.guarded(ends, |k| k.sub_to(to_load, to_load, 1)),
+            }
             self.find_next(k, at);
         });
         k.cp_async_commit();

@@ -1,6 +1,6 @@
 //! The genes of the `decode` family, their check and their defaults.
 
-use attend::{LineMerge, Rescale, Tanh, merge_bytes};
+use attend::{FixedMerge, LineMerge, Rescale, Tanh, merge_bytes};
 use problem::Problem;
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, WARP_VECTOR_BYTES, WarpSum};
@@ -48,11 +48,21 @@ pub struct DecodePlan {
     /// The instructions of the softcap. They have no effect on problems without a softcap.
     #[serde(default)]
     pub tanh: Tanh,
+    /// Keys of a piece. The keys of each sequence are then cut at the multiples of it, instead of anywhere,
+    /// so that the bits of a row depend neither on the batch nor on the grid.
+    #[serde(default)]
+    pub piece: Option<u32>,
 }
 
 const fn one() -> u32 {
     1
 }
+
+/// Bytes of the keys of a piece of an invariant plan, about. With 8192 keys of 128 elements in 8 KV heads,
+/// almost every SM of an H200 has a piece, and parts, of f32, are a thirtieth of the keys and values.
+const PIECE_BYTES: usize = 1 << 17;
+/// Keys of a piece at most, so that rows of few bytes are divided among SMs, too.
+const MOST_PIECE_KEYS: u32 = 1024;
 
 impl DecodePlan {
     /// The plan that was the fastest on an H200 over batches of 1 to 128 sequences, if it fits: two stages
@@ -71,13 +81,15 @@ impl DecodePlan {
             copy: widest_copy(problem),
             overlapping: arch.sm >= 90,
             tanh: default_tanh(problem),
+            piece: None,
         };
         let narrow = problem.dtypes.has_narrow_cache();
         if !narrow && (problem.head_dim > 256 || problem.head_dim != problem.head_dim_v) {
             return plan.of_wide_heads(problem, arch);
         }
         // Rows of one page that a warp copies at once cost one shuffle of an address.
-        let together = problem.storage.pages().is_none_or(|pages| pages.rows.is_multiple_of(16));
+        let together = problem.pass.invariant().is_some()
+            || problem.storage.pages().is_none_or(|pages| pages.rows.is_multiple_of(16));
         let (warps, warp_keys, resident_ctas) = match (problem.head_dim, narrow) {
             (..=64, false) => (8, 32, 1),
             (..=64, true) => (4, 32, 2),
@@ -88,7 +100,7 @@ impl DecodePlan {
         };
         let fast = DecodePlan { warps, warp_keys, resident_ctas, stages: 2, least_blocks: 1, ..plan.clone() };
         if fast.check_dim(problem).and_then(|()| fast.check_shared(problem, arch)).is_ok() {
-            return fast;
+            return fast.ordered(problem);
         }
         // A second CTA multiplies while the first one widens an 8-bit cache.
         if narrow && problem.head_dim <= 128 {
@@ -100,7 +112,20 @@ impl DecodePlan {
                 (warps, _) => (warps / 2, 5),
             };
         }
-        plan
+        plan.ordered(problem)
+    }
+
+    /// Of an invariant problem, the plan with which a row has equal bits in every batch and phase. All that
+    /// orders sums (warps, keys of a warp and of a piece, rescaling) depends on the head dim and the element
+    /// types alone, not on lengths, pages or the number of SMs. A warp's vote on rescaling would let a row
+    /// depend on the other rows of its tile.
+    fn ordered(self, problem: &Problem) -> DecodePlan {
+        if problem.pass.invariant().is_none() {
+            return self;
+        }
+        let row_bytes = problem.head_dim.max(1).next_power_of_two() * problem.dtypes.k.bytes();
+        let keys = ((PIECE_BYTES / row_bytes) as u32).clamp(self.block_n(), MOST_PIECE_KEYS);
+        DecodePlan { piece: Some(keys), rescale: Rescale::Always, least_blocks: 1, ..self }
     }
 
     /// The plan for head dims that warps divide: as many rows as one load of the keys serves, up to 32, then
@@ -187,26 +212,44 @@ impl DecodePlan {
 
     /// The largest number of KV blocks on the line.
     fn most_blocks(&self, problem: &Problem) -> u64 {
+        self.most_of(problem, self.block_n())
+    }
+
+    /// The largest number of blocks or pieces of `keys` keys on the line.
+    fn most_of(&self, problem: &Problem, keys: u32) -> u64 {
         let (batch, group) = (problem.batch as u64, problem.group_size() as u64);
         let tiles = match problem.lengths.q.packed {
             None => (problem.seq_q as u64 * group).div_ceil(self.rows().into()).saturating_mul(batch),
             Some(rows) => (rows as u64 * group).div_ceil(self.rows().into()).saturating_add(batch),
         };
-        let blocks = (problem.seq_kv as u64).div_ceil(self.block_n().max(1).into()).max(1);
+        let blocks = (problem.seq_kv as u64).div_ceil(keys.max(1).into()).max(1);
         tiles.saturating_mul(problem.heads_kv as u64).saturating_mul(blocks)
     }
 
     /// CTAs of the grid: the same number whatever the lengths, at most one for each block.
     pub fn ctas(&self, problem: &Problem, arch: &Arch) -> u32 {
         let all = u64::from(arch.multiprocessors * self.resident_ctas);
-        all.min(self.most_blocks(problem)).max(1) as u32
+        all.min(self.most_of(problem, self.piece.unwrap_or(self.block_n()))).max(1) as u32
     }
 
     /// Bytes of the partial results and of the counters.
     pub(super) fn merge_bytes(&self, problem: &Problem, ctas: u32) -> [usize; 2] {
-        let columns = problem.head_dim_v as u32 * self.tiles();
-        let parts = LineMerge::bytes(ctas.into(), self.warps, columns);
-        [parts as usize, LineMerge::counter_bytes(ctas.into(), self.warps) as usize]
+        let (of_ctas, columns) = (u64::from(ctas), problem.head_dim_v as u32 * self.tiles());
+        let parts = match self.slots(problem, ctas) {
+            None => LineMerge::bytes(of_ctas, self.warps, columns),
+            Some(slots) => FixedMerge::bytes(of_ctas, slots.into(), self.warps, columns),
+        };
+        [parts as usize, LineMerge::counter_bytes(of_ctas, self.warps) as usize]
+    }
+
+    /// Parts for which a CTA has room, if keys are cut at fixed pieces: of the tile that began before its
+    /// share of the line at most all pieces but one, and at most the share, which an even cut makes a
+    /// sixteenth longer.
+    pub(super) fn slots(&self, problem: &Problem, ctas: u32) -> Option<u32> {
+        let piece = self.piece?;
+        let of_tile = (problem.seq_kv as u64).div_ceil(piece.into()).max(1);
+        let share = self.most_of(problem, piece).div_ceil(ctas.into());
+        Some(1 + (of_tile - 1).min(share + share / 16) as u32)
     }
 
     /// Whether the plan fits the problem and the architecture.
@@ -240,6 +283,7 @@ impl DecodePlan {
             accept("sm", arch.sm.into(), arch.sm >= 90, "90 and later with overlapping launches")?;
         }
         check_rescale(self.rescale, problem.dtypes.weights())?;
+        self.check_invariant(problem, arch)?;
         self.check_shared(problem, arch)
     }
 
@@ -273,7 +317,31 @@ impl DecodePlan {
         let resident = (1..=8).contains(&self.resident_ctas);
         accept("resident_ctas", self.resident_ctas.into(), resident, "1 to 8")?;
         let least = (1..=1 << 16).contains(&self.least_blocks);
-        accept("least_blocks", self.least_blocks.into(), least, "1 to 65536")
+        accept("least_blocks", self.least_blocks.into(), least, "1 to 65536")?;
+        let Some(piece) = self.piece else { return Ok(()) };
+        let fits = piece.is_power_of_two() && (self.block_n()..=1 << 20).contains(&piece);
+        accept("piece", piece.into(), fits, "a power of two from a block of keys to 2^20")?;
+        accept("dim_warps", self.dim_warps.into(), self.dim_warps == 1, "1 with a piece")?;
+        accept("least_blocks", self.least_blocks.into(), self.least_blocks == 1, "1 with a piece")
+    }
+
+    /// An invariant problem takes the one plan that orders its sums as every other call does.
+    fn check_invariant(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        let Some(invariant) = problem.pass.invariant() else { return Ok(()) };
+        let has_pieces = self.dim_warps == 1;
+        accept("head_dim", problem.head_dim as u64, has_pieces, "those of dim_warps 1 if bits are invariant")?;
+        let order = |plan: &DecodePlan| (plan.warps, plan.warp_keys, plan.piece, plan.rescale, plan.tanh);
+        let expected = DecodePlan::default_for(problem, arch);
+        if order(self) == order(&expected) {
+            return Ok(());
+        }
+        let DecodePlan { warps, warp_keys, piece, .. } = expected;
+        let accepted = format!(
+            "genes that keep it: warps = {warps}, warp_keys = {warp_keys}, piece = {}, rescale = always and \
+             the default tanh",
+            piece.unwrap_or(0)
+        );
+        Err(PlanError::unsupported(NAME, "invariant", invariant, accepted))
     }
 
     fn check_shared(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {

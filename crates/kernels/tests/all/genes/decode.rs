@@ -19,6 +19,7 @@ pub fn plain() -> DecodePlan {
         copy: CopyMode::Async16,
         overlapping: false,
         tanh: attend::Tanh::Exp2,
+        piece: None,
     }
 }
 
@@ -40,4 +41,5 @@ pub const TABLE: &[Line<DecodePlan>] = &[
     (causal, alone, |p| p.copy = CopyMode::Elements),
     (full, alone, |p| p.overlapping = true),
     (capped, alone, |p| p.tanh = attend::Tanh::Approx),
+    (causal, alone, |p| p.piece = Some(64)),
 ];

@@ -1,0 +1,83 @@
+//! Tiles whose keys are cut at fixed multiples of a piece, so that the bits of a row depend neither on the
+//! batch nor on the grid.
+//!
+//! The result of a tile is the merge of its pieces from the left, `((p₀ ⊕ p₁) ⊕ p₂) ⊕ …`, whichever CTA
+//! computes which piece. The line of all pieces is cut evenly over the CTAs. A CTA merges the pieces of a
+//! tile that begins with it in registers, and leaves one part for all of them. It leaves one part for each
+//! piece of a tile that began before, because `⊕` is not associative in floating point.
+
+use ptx::{Builder, CmpOp, Global, Pred, R32};
+use tile::{AccTile, Threads};
+
+use super::LineMerge;
+use super::line::merge_when_last;
+use super::stream_k::warp_bytes;
+use crate::OnlineSoftmax;
+
+/// Buffers and counters for the merge of tiles whose pieces lie on a line.
+#[derive(Clone, Copy, Debug)]
+pub struct FixedMerge {
+    /// The line of pieces. The array of its parts has [`FixedMerge::bytes`] bytes.
+    pub line: LineMerge,
+    /// Parts for which a CTA has room: one for the tile that begins in its share of the line, and one for
+    /// each piece of the tile that began before.
+    pub slots: R32,
+}
+
+impl FixedMerge {
+    /// Bytes of the parts for `ctas` CTAs of `warps` warps, which hold `columns` columns of O together.
+    pub const fn bytes(ctas: u64, slots: u64, warps: u32, columns: u32) -> u64 {
+        ctas * slots * warps as u64 * warp_bytes(columns / 8 / warps) as u64
+    }
+
+    /// Stores a warp's part of the tile whose pieces are `first` to `last` on the line; the part ends with
+    /// piece `own`. In the warp that finishes last, replaces `o` and the softmax by those of the whole tile.
+    /// Returns whether `o` is complete; if not, another warp completes it.
+    pub fn join(
+        &self,
+        k: &mut Builder,
+        threads: &Threads,
+        ([first, last], own): ([R32; 2], R32),
+        softmax: &OnlineSoftmax,
+        o: &AccTile,
+    ) -> Pred {
+        let begins = self.line.pieces.owner(k, first);
+        let next = k.add(begins, 1);
+        // The first piece that has a part of its own.
+        let apart = self.line.pieces.start(k, next);
+        // Part 0 is that of the CTA in which the tile begins.
+        let number = |k: &mut Builder, piece: R32| {
+            let after = k.sub(piece, apart);
+            let number = k.add(after, 1);
+            k.max_s(number, 0)
+        };
+        let place = |k: &mut Builder, part: R32| {
+            let is_first = k.setp_u(CmpOp::Eq, part, 0);
+            let piece = k.add(apart, part);
+            let piece = k.sub(piece, 1);
+            let cta = self.line.pieces.owner(k, piece);
+            let start = self.line.pieces.start(k, cta);
+            let in_share = k.sub(piece, start);
+            let slot = k.add(in_share, 1);
+            let slot = k.selp(0, slot, is_first);
+            let index = k.mad(cta, self.slots, slot);
+            self.line.part(k, threads, index, o)
+        };
+        let part = number(k, own);
+        let to: Global = place(k, part);
+        softmax.write(k, o, to);
+        let (none, parts) = (k.mov(0), number(k, last));
+        let counter = self.line.counter(k, threads, begins);
+        merge_when_last(k, threads, counter, [none, parts], place, (softmax, o))
+    }
+}
+
+impl OnlineSoftmax {
+    /// Merges the result of another piece: `(self, o) = (self, o) ⊕ (other, of_other)`, as the warp that
+    /// completes a tile merges parts.
+    pub fn merge_piece(&self, k: &mut Builder, o: &AccTile, (other, of_other): (&OnlineSoftmax, &AccTile)) {
+        let tiles = (0..of_other.n_tiles()).map(|n| of_other.tile(0, n));
+        let part: Vec<_> = std::iter::once(other.statistics(0)).chain(tiles).collect();
+        self.add_loaded(k, o, &part);
+    }
+}
