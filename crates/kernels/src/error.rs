@@ -1,6 +1,6 @@
 //! The reasons why no kernel can be emitted.
 
-use problem::{Band, DTypes, PassKind, ProblemError};
+use problem::{Band, DTypes, Invariant, PassKind, ProblemError};
 use ptx::Violations;
 
 /// Why no kernel could be emitted.
@@ -32,6 +32,11 @@ pub enum PlanError {
     /// No family computes the pass.
     #[error("invalid value '{}' for pass: expected a pass that a family of GPU kernels computes", pass.name())]
     NoFamily { pass: PassKind },
+    /// The only family with equal bits in every batch and phase does not compute the problem.
+    #[error(
+        "invalid value '{invariant}' for invariant: expected a problem that family decode computes: {reason}"
+    )]
+    Invariant { invariant: Invariant, reason: Box<PlanError> },
     /// The family does not support a property of the problem.
     #[error("invalid value '{value}' for {what} with family {family}: expected {accepted}")]
     Problem { family: &'static str, what: String, value: String, accepted: String },

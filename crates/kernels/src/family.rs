@@ -332,8 +332,11 @@ impl Plan {
     /// # Errors
     /// When the problem is invalid, or no family supports it.
     pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
-        if problem.pass.invariant().is_some() {
-            return Family::Decode.default_for(problem, arch);
+        if let Some(invariant) = problem.pass.invariant() {
+            return Family::Decode.default_for(problem, arch).map_err(|error| match error {
+                KernelError::Plan(reason) => PlanError::Invariant { invariant, reason: reason.into() }.into(),
+                other => other,
+            });
         }
         if Family::Decode.suits(problem, arch)
             && let Ok(plan) = Family::Decode.default_for(problem, arch)

@@ -54,6 +54,24 @@ fn the_order_of_sums_depends_on_dims_and_types_alone() {
     }
 }
 
+/// What the family does not compute is refused with the argument and the reason.
+#[test]
+fn other_problems_are_refused() {
+    let told = |problem: &Problem| Plan::default_for(problem, &Arch::SM_90).unwrap_err().to_string();
+    let start = "invalid value 'phase' for invariant: expected a problem that family decode computes: ";
+    let of = |dim, dtypes: &str| cache(1, 1, 100, (dim, dtypes.parse().unwrap()));
+    let mut dropped = of(128, "bf16");
+    dropped.dropout = Some(0.5);
+    for (problem, reason) in [
+        (of(80, "bf16"), "invalid value '80' for head_dim: "),
+        (of(128, "f32"), "invalid value 'f32' for dtype with family decode: "),
+        (dropped, "family decode does not support dropout"),
+    ] {
+        let told = told(&problem);
+        assert!(told.starts_with(&format!("{start}{reason}")), "{told}");
+    }
+}
+
 #[test]
 fn defaults_assemble_with_few_spills() {
     let types = ["f16", "bf16", "bf16/e4m3/e4m3"].map(|dtypes| dtypes.parse::<DTypes>().unwrap());
