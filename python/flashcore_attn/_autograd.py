@@ -337,7 +337,7 @@ def _set_up(ctx: Any, inputs: Any, output: Any) -> None:
         *(None,) * 5, 0, 0, 0, None, "", "", [], [], [],
     )  # fmt: skip
     ctx.set_materialize_grads(False)
-    ctx.dropout_p, state = features[20:] or (0.0, None)
+    ctx.dropout_p, state = features[20:22] or (0.0, None)
     ctx.save_for_backward(q, k, v, *output, *lengths, sink, state, *tables)
     ctx.heads, ctx.terms = heads, terms
     ctx.sizes, ctx.programs = (batch, max_q, max_k), (score, mask, floats, ints)
@@ -368,7 +368,7 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needs: 
     *_, floats, ints = ctx.programs
     # An empty list is one of tensors for autograd.
     lists: tuple[Any, Any] = (None if floats else [], None if ints else [])
-    gradients = (*found, *(None,) * 8, d_sink, None, None, *lists, d_tables, *(None,) * 8)
+    gradients = (*found, *(None,) * 8, d_sink, None, None, *lists, d_tables, *(None,) * 9)
     # PyTorch drops last arguments that equal their defaults; older versions take no gradients for those.
     return gradients[: len(needs)]
 
@@ -414,7 +414,7 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
             stated = _calls._flat(features or _features.Features())
             d_out, d_lse, saved = _with_entries(d_out, d_lse, saved)
             found = torch.ops.flashcore_attn.attention_backward(
-                d_out, d_lse, *saved, heads, *terms, *stated[:14], *wants, deterministic, *stated[20:]
+                d_out, d_lse, *saved, heads, *terms, *stated[:14], *wants, deterministic, *stated[20:22]
             )
         else:
             found = compute(d_out, d_lse, saved, heads, terms, features, wants, deterministic)
@@ -464,7 +464,7 @@ def called(operator: Any, *arguments: Any) -> Any:
 
 # The place of the tables among the arguments of an operator, by their number, which is negative for the
 # gradients.
-_PLACES = {32: _TABLES, -32: 26}
+_PLACES = {33: _TABLES, -32: 26}
 
 
 def _split(arguments: tuple[Any, ...], number: int) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ def append_and_attend(
         _memory.check(name, x)
     cos, sin, interleaved, positions = append.rotary or (None, None, False, None)
     new = (append.k, append.v, append.starts, cos, sin, positions, interleaved)
-    stated = _calls._flat(features)[:19]  # without what belongs to training
+    stated = [*_calls._flat(features)[:19], features.invariant]  # without what belongs to training
     call: Any = torch.ops.flashcore_attn.attention_with_cache
     if not torch.compiler.is_compiling() and all(_calls._is_plain(x, x, x) for _, x in named):
         call = _compute_with_cache  # without the dispatcher
@@ -57,7 +57,8 @@ def _compute_with_cache(
     *rest: Any,
 ) -> tuple[Tensor, Tensor]:
     terms, want_lse, features = rest[:5], rest[5], rest[6:]
-    stated = _calls._given_features(q, k_cache, v_cache, 2, features)
+    stated = _calls._given_features(q, k_cache, v_cache, 2, features[:19])
+    stated = stated._replace(invariant=features[19] if len(features) > 19 else "")
     append = _appended(k, v, cu_seqlens_k_new, (rotary_cos, rotary_sin, rotary_seqlens, interleaved), stated.batch)
     for name, x in (("k", k), ("v", v)):
         dtype = q.dtype if k_cache.dtype in _cuda.FP8 else k_cache.dtype
@@ -74,7 +75,7 @@ def _compute_with_cache(
     "SymInt after, float? scale, float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
     "Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, "
     "str score, str mask, float[] floats, SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, "
-    "Tensor? descale_v, int[] blocks, Tensor? page_table=None) -> (Tensor, Tensor)",
+    "Tensor? descale_v, int[] blocks, Tensor? page_table=None, str invariant='') -> (Tensor, Tensor)",
 )
 def _operator_with_cache(*call: Any) -> tuple[Tensor, Tensor]:
     return _compute_with_cache(*call)

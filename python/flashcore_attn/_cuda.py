@@ -416,6 +416,7 @@ def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeature
         None
         if features.rng_state is None
         else (features.dropout_p, _memory.address("rng_state", features.rng_state, held)),
+        features.invariant,
     )
 
 

@@ -46,6 +46,8 @@ class Features(NamedTuple):
     # The probability of dropout, and the four words of its generator's state; None without dropout.
     dropout_p: float = 0.0
     rng_state: Any = None
+    # On what the bits of a row must not depend: "batch" or "phase"; empty for no demand.
+    invariant: str = ""
 
     @property
     def uneven(self) -> bool:

@@ -25,7 +25,7 @@ _Pages = tuple[int, int, int]
 # the call continues.
 DescribedFeatures = tuple[
     _Lengths | None, list[tuple[str, int]], str, str, tuple[float, ...], tuple[int, ...], list[_Table],
-    list[_Scales | None], _Pages | None, tuple[int, ...] | None, tuple[float, int] | None,
+    list[_Scales | None], _Pages | None, tuple[int, ...] | None, tuple[float, int] | None, str,
 ]  # fmt: skip
 
 # Address, shape and strides in elements.

@@ -46,6 +46,7 @@ def flash_attn_func(
     temperature: Any = ..., attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
     sm_margin: int = ..., qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ...,
     descale_q: Any = ..., descale_k: Any = ..., descale_v: Any = ..., return_lse: Literal[False] = ...,
+    invariant: str | None = ...,
 ) -> T: ...  # fmt: skip
 @overload
 def flash_attn_func(
@@ -55,6 +56,7 @@ def flash_attn_func(
     temperature: Any = ..., attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
     sm_margin: int = ..., qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ...,
     descale_q: Any = ..., descale_k: Any = ..., descale_v: Any = ..., return_lse: bool = ...,
+    invariant: str | None = ...,
 ) -> tuple[T, T, None]: ...  # fmt: skip
 @overload
 def flash_attn_func(
@@ -63,7 +65,7 @@ def flash_attn_func(
     return_attn_probs: Literal[True], *, learnable_sink: Any = ..., temperature: Any = ..., attention_chunk: int = ...,
     num_splits: int = ..., pack_gqa: bool | None = ..., sm_margin: int = ..., qv: None = ..., q_descale: Any = ...,
     k_descale: Any = ..., v_descale: Any = ..., descale_q: Any = ..., descale_k: Any = ..., descale_v: Any = ...,
-    return_lse: bool = ...,
+    return_lse: bool = ..., invariant: str | None = ...,
 ) -> tuple[T, T, None]: ...  # fmt: skip
 @overload
 def flash_attn_func(
@@ -73,6 +75,7 @@ def flash_attn_func(
     temperature: Any = ..., attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
     sm_margin: int = ..., qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ...,
     descale_q: Any = ..., descale_k: Any = ..., descale_v: Any = ..., return_lse: Literal[True],
+    invariant: str | None = ...,
 ) -> tuple[T, T]: ...  # fmt: skip
 @overload
 def flash_attn_func(
@@ -82,6 +85,7 @@ def flash_attn_func(
     temperature: Any = ..., attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
     sm_margin: int = ..., qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ...,
     descale_q: Any = ..., descale_k: Any = ..., descale_v: Any = ..., return_lse: bool = ...,
+    invariant: str | None = ...,
 ) -> T | tuple[T, T] | tuple[T, T, None]: ...  # fmt: skip
 def flash_attn_func(
     q: Any,
@@ -110,6 +114,7 @@ def flash_attn_func(
     descale_k: Any = None,
     descale_v: Any = None,
     return_lse: bool = False,
+    invariant: str | None = None,
 ) -> Any:
     """FlashAttention's function: ``softmax(s) v`` without ever storing the scores ``s = softmax_scale * q k^T``.
 
@@ -158,6 +163,11 @@ def flash_attn_func(
             a factor for each block of 64 or 128 rows. :func:`flashcore_attn.quantize` makes 8-bit tensors and factors.
         q_descale, k_descale, v_descale: FlashAttention-3's names of ``descale_q``, ``descale_k`` and ``descale_v``.
         return_lse: return ``(out, lse)`` as FlashAttention-4 does.
+        invariant: ``"batch"``: the bits of a row do not depend on the other sequences of the call or on the number of
+            SMs. ``"phase"``: nor on the number of query rows, so that decode repeats a prefill. On one device, with
+            finite inputs. On a GPU, tensors have 16 bits (k and v perhaps 8), one head dim, a multiple of 32 up to 256
+            (of 64 with 8 bits), and neither ``alibi_slopes``, ``temperature``, ``attention_chunk`` nor dropout.
+            Gradients have no such promise.
 
     Returns:
         ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. With 8-bit q and k,
@@ -187,7 +197,8 @@ def flash_attn_func(
     """
     if _torch is not None and not _torch.is_dynamo_compiling() and _torch.eager is not None:
         made = None
-        if descale_q is descale_k is descale_v is q_descale is k_descale is v_descale is temperature is qv is None:
+        plain = descale_q is descale_k is descale_v is q_descale is k_descale is v_descale is temperature is None
+        if plain and qv is invariant is None:
             made = _torch.eager.flash(
                 q, k, v, (dropout_p, softmax_scale, causal, window_size, softcap), alibi_slopes, learnable_sink,
                 attention_chunk, deterministic, (return_attn_probs, return_lse),
@@ -211,7 +222,7 @@ def flash_attn_func(
         options = {
             "softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap,
             "attention_chunk": attention_chunk, "return_attn_probs": return_attn_probs, "return_lse": return_lse,
-            "dropout_p": dropout_p,
+            "dropout_p": dropout_p, "invariant": invariant,
         }  # fmt: skip
         return _foreign(flash_attn_func, {"q": q, "k": k, "v": v, **others}, options)
     backend.check_kinds(q, k, v)
@@ -233,6 +244,8 @@ def flash_attn_func(
         features = with_determinism(features, deterministic)
     if dropout_p:
         features = _dropout.with_dropout(features, backend, q, dropout_p)
+    if invariant is not None:
+        features = with_invariant(features, invariant)
     try:
         want_lse = return_attn_probs or return_lse
         out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), want_lse, features)
@@ -329,6 +342,15 @@ def with_determinism(features: Any, deterministic: Any) -> Any:
     if not _flag("deterministic", deterministic):
         return features
     return (features or _features.Features())._replace(deterministic=True)
+
+
+def with_invariant(features: Any, invariant: Any) -> Any:
+    """The features of a call whose rows have equal bits in every batch or phase, if that is asked for."""
+    if invariant is None:
+        return features
+    if not isinstance(invariant, str) or invariant not in ("batch", "phase"):
+        raise invalid("invariant", invariant, "'batch', 'phase' or None")
+    return (features or _features.Features())._replace(invariant=invariant)
 
 
 def _of_heads(

@@ -20,6 +20,7 @@ from ._functional import (
     _probability,
     _with_scales,
     backend_of,
+    with_invariant,
 )
 
 __all__ = ["flash_attn_with_kvcache"]
@@ -61,6 +62,7 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
+    invariant: str | None = None,
 ) -> Any:
     """Attention to a cache, to which the call may append keys and values first: FlashAttention-3's function.
 
@@ -87,6 +89,7 @@ def flash_attn_with_kvcache(
             descale factors are those of :func:`flash_attn_func`; ``s_aux`` is another name of ``learnable_sink``.
         rotary_interleaved: whether dims ``2 i`` and ``2 i + 1`` form a pair; else ``i`` and ``i + rotary_dim / 2`` do.
         scheduler_metadata: accepted, as are ``num_splits``, ``pack_gqa`` and ``sm_margin``, which change no result.
+        invariant: as in :func:`flash_attn_func`.
         return_softmax_lse: return ``(out, lse)``, ``lse`` of shape ``(batch, heads, seqlen_q)`` or
             ``(heads, total_q)``.
 
@@ -145,6 +148,7 @@ def flash_attn_with_kvcache(
     factors = (q_descale, k_descale, v_descale)
     if any(factor is not None for factor in factors):
         features = _with_scales(features, backend, (batch, k_cache.shape[2]), (rows, capacity, capacity), factors)
+    features = with_invariant(features, invariant)
     terms = (False, before, after, softmax_scale, cap)
     whole = q[None] if packed else q
     try:

@@ -421,6 +421,7 @@ def _described(features: Features) -> DescribedFeatures:
         None if pages is None else (pages.ctypes.data, *pages.shape),
         None,
         None if features.rng_state is None else (features.dropout_p, features.rng_state.ctypes.data),
+        features.invariant,
     )
 
 

@@ -158,7 +158,7 @@ def _flat(features: Features) -> list[Any]:
         features
     )
     stated = [score, mask, list(floats), list(ints), list(tables)]
-    others = [list(blocks), pages, deterministic, features.dropout_p, features.rng_state]
+    others = [list(blocks), pages, deterministic, features.dropout_p, features.rng_state, features.invariant]
     return [*lengths, batch, max_q, max_k, sink, *stated, *scales, *others]
 
 
@@ -509,8 +509,8 @@ def _fake(
     "float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
     "Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, str score, str mask, float[] floats, "
     "SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, int[] blocks, "
-    "Tensor? page_table=None, bool deterministic=False, float dropout_p=0.0, Tensor? rng_state=None) "
-    "-> (Tensor, Tensor)",
+    "Tensor? page_table=None, bool deterministic=False, float dropout_p=0.0, Tensor? rng_state=None, "
+    "str invariant='') -> (Tensor, Tensor)",
 )
 def _operator_with(q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any) -> tuple[Tensor, Tensor]:
     stated = _given_features(q, k, v, heads, rest[6:])
@@ -567,13 +567,15 @@ def _stated(features: tuple[Any, ...]) -> Features:
     *lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features[:14]
     *scales, blocks = features[14:18]
     pages = features[18] if len(features) > 18 else None
-    dropout_p, state = features[20:] or (0.0, None)
+    # Last arguments that equal their defaults may be absent.
+    defaults: Any = (0.0, None, "")
+    dropout_p, state, invariant = features[20:] + defaults[max(len(features) - 20, 0) :]
     if len(blocks) != 3 or any(rows not in (0, *_features.ROWS) for rows in blocks):
         raise invalid("blocks", blocks, "the rows that share a factor of q, of k and of v, each 0, 64 or 128")
     return _features.Features(
         tuple(lengths), batch, max_q, max_k, sink, score, mask, tuple(floats), tuple(ints), tuple(tables),
         tuple(scales), tuple(blocks), None if pages is None else pages.contiguous(),
-        dropout_p=dropout_p, rng_state=None if state is None else state.contiguous(),
+        dropout_p=dropout_p, rng_state=None if state is None else state.contiguous(), invariant=invariant,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from ._functional import (
     backend_of,
     given,
     with_determinism,
+    with_invariant,
 )
 
 __all__ = ["flash_attn_varlen_func"]
@@ -64,6 +65,7 @@ def flash_attn_varlen_func(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     page_table: Any = None,
+    invariant: str | None = None,
 ) -> Any:
     """FlashAttention's function for sequences of different lengths, with the arguments of FlashAttention-2 in its
     order, and those that FlashAttention-3 and -4 add by name.
@@ -94,6 +96,7 @@ def flash_attn_varlen_func(
         block_table: ``(batch, pages of a sequence)``, int32: k and v are pools of pages,
             ``(pages, page_size, heads_k, head_dim)``. ``page_table`` is another name. Without ``seqused_k``,
             ``cu_seqlens_k`` gives the lengths.
+        invariant: as in :func:`flash_attn_func`. With either value, prefills and decodes in one launch have equal bits.
         qv: only None.
         descale_q, descale_k, descale_v: factors of 8-bit q, k and v as in :func:`flash_attn_func`, ``(batch, heads_k)``
             or ``(batch, heads_k, blocks)``: as many blocks as ``max_seqlen_q`` or ``max_seqlen_k`` rows have. Blocks
@@ -115,7 +118,7 @@ def flash_attn_varlen_func(
     if torch is not None and not torch.is_dynamo_compiling() and torch.eager is not None:
         made = None
         plain = descale_q is descale_k is descale_v is q_descale is k_descale is v_descale is None
-        if plain and block_table is page_table is qv is None:
+        if plain and block_table is page_table is qv is invariant is None:
             made = torch.eager.varlen(
                 q, k, v, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k), (max_seqlen_q, max_seqlen_k),
                 (dropout_p, softmax_scale, causal, window_size, softcap), alibi_slopes, learnable_sink,
@@ -141,6 +144,7 @@ def flash_attn_varlen_func(
             "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "softmax_scale": softmax_scale,
             "causal": causal, "window_size": window_size, "softcap": softcap, "attention_chunk": attention_chunk,
             "return_attn_probs": return_attn_probs, "return_lse": return_lse, "dropout_p": dropout_p,
+            "invariant": invariant,
         }  # fmt: skip
         return _foreign(flash_attn_varlen_func, {"q": q, "k": k, "v": v, **others}, options)
     backend.check_kinds(q, k, v)
@@ -177,6 +181,7 @@ def flash_attn_varlen_func(
         features = with_determinism(features, deterministic)
     if dropout_p:
         features = _dropout.with_dropout(features, backend, q, dropout_p)
+    features = with_invariant(features, invariant)
     named_tensors = (("q", q), ("k", k), ("v", v))
     try:
         q, k, v = (x[None] if packed else x for x, packed in ((q, packed_q), (k, packed_k), (v, packed_k)))

@@ -10,7 +10,7 @@ use flashcore::gpu::Gpu;
 use flashcore::raw::{self, CallOptions, OperandMap, Queue, View};
 use problem::{
     Band, Corner, DType, ElementType, Gradients, LengthArray, Operand, Pass, ProblemError, Program, Score,
-    Tensor,
+    Tensor, UnknownInvariant,
 };
 use pyo3::prelude::*;
 
@@ -48,8 +48,9 @@ type DescribedPages = (u64, usize, usize);
 
 /// Lengths, the names and addresses of the operands with a value per query head, the texts of the score and
 /// of the mask program (empty: none), the values of float and integer parameters, the tables, the descale
-/// factors of Q, K and V, the page table, the addresses of O and the LSE from which the call continues, and
-/// the probability of dropout with the address of the generator's state.
+/// factors of Q, K and V, the page table, the addresses of O and the LSE from which the call continues, the
+/// probability of dropout with the address of the generator's state, and the name of the invariant (empty:
+/// none).
 pub type DescribedFeatures = (
     Option<DescribedLengths>,
     Vec<(String, u64)>,
@@ -62,6 +63,7 @@ pub type DescribedFeatures = (
     Option<DescribedPages>,
     Option<(u64, u64)>,
     Option<(f64, u64)>,
+    String,
 );
 
 /// Addresses and row strides of cosines and sines, the index of their type in [`TYPES`], their rows and
@@ -271,7 +273,8 @@ impl Call {
     }
 
     pub fn add(&mut self, features: DescribedFeatures) -> Result<(), Error> {
-        let (lengths, of_heads, score, mask, floats, ints, tables, scales, pages, before, dropout) = features;
+        let (lengths, of_heads, score, mask, floats, ints, tables, scales, pages, before, dropout, invariant) =
+            features;
         let [mut batch, heads, mut rows] = self.rows;
         let [heads_kv, mut keys] = self.keys;
         if let Some((entries, longest_q, longest_kv, arrays)) = lengths {
@@ -311,8 +314,10 @@ impl Call {
             self.insert(Operand::Descale(tensor), address, view);
             self.options.scale_rows[i] = block;
         }
+        let refuse = |UnknownInvariant(name)| Error::invalid("invariant", &name, "batch or phase");
+        let invariant = (!invariant.is_empty()).then(|| invariant.parse().map_err(refuse)).transpose()?;
+        self.options.pass = Pass::Forward { lse: false, continues: before.is_some(), invariant };
         if let Some((out, lse)) = before {
-            self.options.pass = Pass::Forward { lse: false, continues: true, invariant: None };
             self.insert(Operand::OutBefore, out, self.operands[Operand::OUT].view);
             self.insert_dense(Operand::LseBefore, lse, ElementType::F32, &self.rows.clone())?;
         }

@@ -213,7 +213,10 @@ impl<'py> Reading<'_, 'py> {
             None => None,
             Some(state) => Some((at(place::DROPOUT)?.extract().ok()?, state)),
         };
-        Some((lengths, of_heads, score, mask, floats, ints, tables, [None; 3], None, None, dropout))
+        let invariant = String::new();
+        Some((
+            lengths, of_heads, score, mask, floats, ints, tables, [None; 3], None, None, dropout, invariant,
+        ))
     }
 
     /// The address of so many dense elements of an array, or of its copy. The array may be absent.

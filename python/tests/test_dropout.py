@@ -163,7 +163,7 @@ def test_the_operators_are_those_that_pytorch_expects():
     torch.library.opcheck(torch.ops.flashcore_attn.attention_with.default, arguments)
     for wrong, words in ((state.long(), "dtype of rng_state"), (state[:2], r"shape of rng_state: expected \(4,\)")):
         with pytest.raises(flashcore_attn.FlashCoreError, match=words):
-            torch.ops.flashcore_attn.attention_with(*arguments[:-1], wrong)
+            torch.ops.flashcore_attn.attention_with(*arguments[:-2], wrong)
 
 
 def test_functional_derivatives():

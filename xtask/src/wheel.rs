@@ -64,6 +64,7 @@ const TORCH_TESTS: &[&str] = &[
     "test_transformers.py",
     "test_training.py",
     "test_kvcache.py",
+    "test_invariant.py",
     "test_gradients.py",
     "test_engine_flash_attn.py",
     "test_engine_pytorch.py",

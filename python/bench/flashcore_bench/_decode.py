@@ -107,16 +107,19 @@ def _work(device: str, dtype: torch.dtype, problem: Problem, lengths: list[int])
     if factors is not None:
         options |= {"k_descale": factors, "v_descale": factors}
 
-    def paged(function: Callable[[], Any]) -> Callable[[], Call]:
+    def paged(function: Callable[[], Any], **more: Any) -> Callable[[], Call]:
         def load() -> Call:
             table, pools = _pages(rows[1:2] if problem.value_dim else rows[1:], problem.page)
             if problem.value_dim:
                 pools.append(pools[0][..., : problem.value_dim])
-            return _bound(function(), rows[0], *pools, page_table=table, **options)
+            return _bound(function(), rows[0], *pools, page_table=table, **options, **more)
 
         return load
 
     add: dict[str, Callable[[], Call]] = {OURS: paged(lambda: flash_attn_with_kvcache)}
+    if dim <= 256:
+        # The kernel of "batch" is the same one.
+        add[f"{OURS}-invariant"] = paged(lambda: flash_attn_with_kvcache, invariant="phase")
     if factors is None and dim <= 256:
         add["fa3"] = paged(lambda: _flash_attention(3, "flash_attn_with_kvcache"))
     if factors is not None:
