@@ -10,7 +10,7 @@ use emu::{Emulator, Options};
 use flashcore_check::gate::{Feed, bind, trial};
 use kernels::forward::decode::DecodePlan;
 use kernels::{Arch, Plan};
-use problem::{Band, DType, Invariant, Problem, Tensor};
+use problem::{Band, DType, DTypes, Invariant, Problem, Tensor};
 
 /// Keys of a block of [`small`].
 const BLOCK: usize = 32;
@@ -76,6 +76,7 @@ fn cases() -> Vec<Case> {
         Case { softcap: Some(20.0), sink: true, ..Case::causal(64, DType::Bf16) },
         Case { band: Band::window(90, 0), ..Case::causal(128, DType::Bf16) },
         Case { band: Band::window(37, 0), dim: 128, sink: true, ..causal },
+        Case::causal(64, "bf16/e4m3/e4m3".parse::<DTypes>().unwrap()),
     ]
 }
 
@@ -145,7 +146,7 @@ fn decode_and_chunks_give_the_rows_of_a_prefill() {
 /// A launch that mixes chunks and single rows of other sequences, with packed queries.
 #[test]
 fn mixed_launches_give_the_rows_of_a_prefill() {
-    for (case, sms) in cases().iter().zip([2, 6, 11, 30]) {
+    for (case, sms) in cases().iter().zip([2, 6, 11, 30, 5]) {
         let lengths = [(1, 150), (2, 2 * PIECE), (3, 77)];
         let expected: Results =
             lengths.iter().flat_map(|&of| prefilled(case, of, |call| emulated(call, 4, small))).collect();

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use judge::values::{Inputs, Values};
-use problem::{Band, DType, Layout, LengthArray, Operand, OperandMap, Problem, SideLengths, Storage, Tensor};
+use problem::{
+    Band, DTypes, Layout, LengthArray, Operand, OperandMap, Problem, SideLengths, Storage, Tensor,
+};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -18,7 +20,7 @@ const HEADS: usize = 2;
 #[derive(Clone, Debug)]
 pub struct Case {
     pub dim: usize,
-    pub dtype: DType,
+    pub dtypes: DTypes,
     pub band: Band,
     pub softcap: Option<f32>,
     pub sink: bool,
@@ -26,8 +28,8 @@ pub struct Case {
 
 impl Case {
     /// Causal attention without other features.
-    pub fn causal(dim: usize, dtype: DType) -> Case {
-        Case { dim, dtype, band: Band::CAUSAL, softcap: None, sink: false }
+    pub fn causal(dim: usize, dtypes: impl Into<DTypes>) -> Case {
+        Case { dim, dtypes: dtypes.into(), band: Band::CAUSAL, softcap: None, sink: false }
     }
 }
 
@@ -90,11 +92,11 @@ impl Call {
     }
 
     pub fn problem(&self) -> Problem {
-        let Case { dim, dtype, band, softcap, sink } = self.case.clone();
+        let Case { dim, dtypes, band, softcap, sink } = self.case.clone();
         let longest = |of: &dyn Fn(&Part) -> usize| self.parts.iter().map(of).max().unwrap_or(1);
         let (rows, keys) = (longest(&|part| part.rows.len()), longest(&|part| part.rows.end));
         let room = keys + if matches!(self.store, Store::Strided) { 5 } else { 0 };
-        let problem = Problem::new(self.parts.len(), HEADS * GROUP, rows, dim, dtype);
+        let problem = Problem::new(self.parts.len(), HEADS * GROUP, rows, dim, dtypes);
         let problem = Problem { heads_kv: HEADS, ..problem }.with_seq_kv(room, Layout::Bshd);
         let mut problem = problem.with_lse(true).with_band(band);
         (problem.score.softcap, problem.score.sink) = (softcap, sink);
