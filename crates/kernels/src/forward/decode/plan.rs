@@ -329,7 +329,12 @@ impl DecodePlan {
     fn check_invariant(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let Some(invariant) = problem.pass.invariant() else { return Ok(()) };
         let has_pieces = self.dim_warps == 1;
-        accept("head_dim", problem.head_dim as u64, has_pieces, "those of dim_warps 1 if bits are invariant")?;
+        accept(
+            "head_dim",
+            problem.head_dim as u64,
+            has_pieces,
+            "those of dim_warps 1 if bits are invariant",
+        )?;
         let order = |plan: &DecodePlan| (plan.warps, plan.warp_keys, plan.piece, plan.rescale, plan.tanh);
         let expected = DecodePlan::default_for(problem, arch);
         if order(self) == order(&expected) {
