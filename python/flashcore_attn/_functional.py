@@ -164,9 +164,10 @@ def flash_attn_func(
         q_descale, k_descale, v_descale: FlashAttention-3's names of ``descale_q``, ``descale_k`` and ``descale_v``.
         return_lse: return ``(out, lse)`` as FlashAttention-4 does.
         invariant: ``"batch"``: the bits of a row do not depend on the other sequences of the call or on the number of
-            SMs. ``"phase"``: nor on the number of query rows, so that decode repeats a prefill. On one device, with
-            finite inputs. On a GPU, tensors have 16 bits (k and v perhaps 8), one head dim, a multiple of 32 up to 256
-            (of 64 with 8 bits), and neither ``alibi_slopes``, ``temperature``, ``attention_chunk`` nor dropout.
+            SMs. ``"phase"``: they do not depend on the number of query rows either, so that decode repeats a
+            prefill. Inputs are finite, and all calls run on one device model. On a GPU, tensors have 16 bits (k and v
+            perhaps 8), one head dim, a multiple of 32 up to 256 (of 64 with 8 bits), and neither ``alibi_slopes``,
+            ``temperature``, ``attention_chunk`` nor dropout.
             Gradients have no such promise.
 
     Returns:

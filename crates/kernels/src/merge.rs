@@ -36,9 +36,11 @@ const LSES: [&str; StateMerge::MOST] = [
 /// A merge of results: dense rows `[batch, row, head, dim]`, each with a dense LSE `[batch, head, row]`
 /// (natural logarithm, f32).
 ///
-/// With `m` the largest LSE of a row, O becomes `Σ exp(lse_i − m) O_i / Σ exp(lse_i − m)`, and the LSE `m +
-/// ln Σ exp(lse_i − m)`. Sums are f32 in the order of the parts. A part whose LSE is −∞ saw no key, and the
-/// values of its row have no influence. A row without keys in any part is 0, its LSE −∞.
+/// The weight of part i is `w_i = exp(lse_i - m)`, where `m` is the largest LSE of the row. O becomes
+/// `sum(w_i O_i) / sum(w_i)`, and the LSE `m + ln sum(w_i)`. Sums are f32 in the order of the parts.
+///
+/// A part whose LSE is −∞ saw no key, and the values of its row have no influence. A row without keys in
+/// any part is 0, and its LSE −∞.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StateMerge {
     /// Element type of all results.

@@ -131,7 +131,7 @@ pub enum ProblemError {
     /// A V that cannot be a view of K ([`Problem::v_in_k`](crate::Problem::v_in_k)).
     #[error("invalid view of v in k: {reason}")]
     View {
-        /// What is accepted.
+        /// The accepted values.
         reason: &'static str,
     },
     /// The programs of a call have too many tables.

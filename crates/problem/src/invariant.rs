@@ -5,19 +5,19 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// On what the bits of a row of O and of its LSE must not depend, on one device model with one version of
-/// FlashCore. Inputs are finite.
+/// A demand on the bits of a row of O and of its LSE: they must not depend on what a variant names, on one
+/// device model with one version of FlashCore. Inputs are finite.
 ///
 /// Sums in floating point depend on their order, and servers change the order: kernels divide keys by the
 /// number of sequences and SMs, and prefill and decode are different kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Invariant {
-    /// On the rest of the batch: the number of sequences, their lengths and their order, and the number of
-    /// SMs.
+    /// The rest of the batch (the number of sequences, their lengths and their order) and the number of SMs
+    /// have no influence.
     Batch,
-    /// On the number of query rows of the call either: decode and any chunk of a prefill give a row the same
-    /// bits. This demand contains [`Invariant::Batch`].
+    /// The number of query rows of the call has no influence either: decode and any chunk of a prefill give
+    /// a row the same bits. This demand contains [`Invariant::Batch`].
     Phase,
 }
 

@@ -19,7 +19,7 @@ pub enum Pass {
         /// of both. A row without a key there has O = 0 and LSE = −∞.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         continues: bool,
-        /// On what the bits of a row must not depend; `None` for no demand.
+        /// The demand on the bits of a row; `None` without a demand.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         invariant: Option<Invariant>,
     },
@@ -132,7 +132,7 @@ impl Pass {
         matches!(self, Pass::Forward { continues: true, .. })
     }
 
-    /// On what the bits of a row of the forward pass must not depend.
+    /// The forward pass's demand on the bits of a row.
     pub const fn invariant(self) -> Option<Invariant> {
         match self {
             Pass::Forward { invariant, .. } => invariant,

@@ -1,10 +1,10 @@
 //! Tiles whose keys are cut at fixed multiples of a piece, so that the bits of a row depend neither on the
 //! batch nor on the grid.
 //!
-//! The result of a tile is the merge of its pieces from the left, `((p₀ ⊕ p₁) ⊕ p₂) ⊕ …`, whichever CTA
+//! The result of a tile is the merge of its pieces from the left, `((p0 + p1) + p2) + ...`, whichever CTA
 //! computes which piece. The line of all pieces is cut evenly over the CTAs. A CTA merges the pieces of a
 //! tile that begins with it in registers, and leaves one part for all of them. It leaves one part for each
-//! piece of a tile that began before, because `⊕` is not associative in floating point.
+//! piece of a tile that began before, because the merge is not associative in floating point.
 
 use ptx::{Builder, CmpOp, Global, Pred, R32};
 use tile::{AccTile, Threads};

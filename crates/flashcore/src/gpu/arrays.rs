@@ -18,7 +18,7 @@ use crate::AttentionError;
 /// Arrays of a launch that need no heap memory.
 const INLINE: usize = 16;
 
-/// What a kernel does.
+/// The work of a kernel that is no attention.
 #[expect(clippy::large_enum_variant, reason = "the value lives for one call, which need not allocate")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ArrayWork {

@@ -30,9 +30,9 @@ impl ShardCosts {
     /// A CPU core and memory of the process: orders of magnitude.
     pub const THREADS: ShardCosts =
         ShardCosts { flops: 5e10, link: 5e9, memory: 1e10, exchange: 1e-5, kernel: 1e-4, overlap_loss: 1.0 };
-    /// H200s of one host: 740 TFLOP/s, 4.2 TB/s, 232 GB/s of an all-gather by NCCL and 0.6 of a hidden
-    /// exchange lost, from one run of an earlier version; 130 µs of a kernel's start and end, fitted to calls
-    /// from Python on two of them; the time of an exchange is assumed.
+    /// H200s of one host. One run of an earlier version measured 740 TFLOP/s, 4.2 TB/s, 232 GB/s of an
+    /// all-gather by NCCL, and a loss of 0.6 of a hidden exchange. A kernel's start and end, 130 us, are
+    /// fitted to calls from Python on two H200s. The time of an exchange is assumed.
     pub const H200: ShardCosts = ShardCosts {
         flops: 7.4e14,
         link: 2.32e11,

@@ -22,7 +22,8 @@ pub struct Merge<'a> {
     pub extents: [usize; 4],
     /// The addresses of each part: its rows, dense `[batch, row, head, dim]`, and its LSE (natural
     /// logarithm), dense f32 `[batch, head, row]`. One part or more, on a GPU at most
-    /// [`StateMerge::MOST`]. A part whose LSE is −∞ saw no key, and the values of its row have no influence.
+    /// [`StateMerge::MOST`]. A part whose LSE is −∞ saw no key, and the values of its row have no
+    /// influence.
     pub parts: &'a [[u64; 2]],
     /// The addresses of the merged result and of its LSE, in the same layouts.
     pub to: [u64; 2],

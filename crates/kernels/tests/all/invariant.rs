@@ -54,7 +54,7 @@ fn the_order_of_sums_depends_on_dims_and_types_alone() {
     }
 }
 
-/// What the family does not compute is refused with the argument and the reason.
+/// The error of a problem that the family refuses names the argument and the reason.
 #[test]
 fn other_problems_are_refused() {
     let told = |problem: &Problem| Plan::default_for(problem, &Arch::SM_90).unwrap_err().to_string();

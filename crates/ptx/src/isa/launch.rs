@@ -7,7 +7,7 @@ use super::signature::{address, read, value, write};
 use super::syntax::names;
 use crate::{SlotKind, Space, Type};
 
-/// What `clusterlaunchcontrol.query_cancel` reads from a response, and its result.
+/// The field that `clusterlaunchcontrol.query_cancel` reads from a response, and its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CancelQuery {
     /// `p`: whether a cluster was cancelled.

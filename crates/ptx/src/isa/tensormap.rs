@@ -31,7 +31,7 @@ pub enum TensorMapField {
     InterleaveLayout,
     /// The number of a swizzle, a constant.
     SwizzleMode,
-    /// What is read outside the tensor: a constant, 0 for zeros.
+    /// A constant names the value that a copy reads outside the tensor: 0 for zeros.
     FillMode,
     /// The number of bytes that the swizzle moves together, a constant.
     SwizzleAtomicity,

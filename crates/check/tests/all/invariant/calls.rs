@@ -16,7 +16,7 @@ pub const GROUP: usize = 3;
 /// KV heads.
 const HEADS: usize = 2;
 
-/// What is equal in all calls that are compared.
+/// The properties that all compared calls share.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub dim: usize,
@@ -144,7 +144,7 @@ impl Call {
         for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
             let [_, heads, _, dim] = problem.extents(tensor);
             let (elements, _) = problem.span(tensor).unwrap();
-            // What no row of a sequence holds must not be read.
+            // A kernel must not read elements that belong to no row of a sequence.
             let mut numbers = vec![f32::NAN; elements];
             for (index, part) in self.parts.iter().enumerate() {
                 let first = if tensor.is_of_keys() { 0 } else { part.rows.start };
