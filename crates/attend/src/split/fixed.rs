@@ -10,7 +10,7 @@ use ptx::{Builder, CmpOp, Global, Pred, R32};
 use tile::{AccTile, Threads};
 
 use super::LineMerge;
-use super::line::merge_when_last;
+use super::line::parts_at_once;
 use super::stream_k::warp_bytes;
 use crate::OnlineSoftmax;
 
@@ -65,10 +65,12 @@ impl FixedMerge {
         };
         let part = number(k, own);
         let to: Global = place(k, part);
-        softmax.write(k, o, to);
-        let (none, parts) = (k.mov(0), number(k, last));
-        let counter = self.line.counter(k, threads, begins);
-        merge_when_last(k, threads, counter, [none, parts], place, (softmax, o))
+        softmax.write_rows(k, o, self.line.lane_rows, to);
+        let others = number(k, last);
+        let counter = self.line.counter(k, threads, begins, 0);
+        // Addresses of parts take more registers than on a line of blocks.
+        let tile = (counter, others, parts_at_once(o, 2));
+        self.line.merge_when_last(k, threads, tile, place, (softmax, o))
     }
 }
 
@@ -76,8 +78,6 @@ impl OnlineSoftmax {
     /// Merges the result of another piece: `(self, o) = (self, o) ⊕ (other, of_other)`, as the warp that
     /// completes a tile merges parts.
     pub fn merge_piece(&self, k: &mut Builder, o: &AccTile, (other, of_other): (&OnlineSoftmax, &AccTile)) {
-        let tiles = (0..of_other.n_tiles()).map(|n| of_other.tile(0, n));
-        let part: Vec<_> = std::iter::once(other.statistics(0)).chain(tiles).collect();
-        self.add_loaded(k, o, &part);
+        self.add_registers(k, o, 2, &other.registers(of_other, 2));
     }
 }

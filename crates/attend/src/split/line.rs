@@ -9,12 +9,16 @@
 use ptx::{Builder, CmpOp, Global, Pred, R32};
 use tile::{AccTile, Pieces, Threads};
 
-use super::stream_k::{count_in, warp_bytes};
+use super::stream_k::{count_in, part_vectors, warp_bytes};
 use crate::OnlineSoftmax;
 
+/// Parts of a group. A tile of more than [`FLAT`] parts is merged in two steps, so that no warp reads all of
+/// them: the last warp of each group merges its parts, and the last one of these the groups.
+const GROUP: u32 = 8;
+
 /// Number of parts that a warp loads at once: up to eight, in at most 96 registers.
-fn parts_at_once(o: &AccTile) -> u32 {
-    (96 / (4 * (1 + o.n_tiles()))).clamp(1, 8)
+pub(super) fn parts_at_once(o: &AccTile, lane_rows: usize) -> u32 {
+    (96 / (4 * part_vectors(o, lane_rows))).clamp(1, 8)
 }
 
 /// Buffers and counters for the merge of tiles that a line divides. A warp holds 16 rows and its part of the
@@ -29,6 +33,8 @@ pub struct LineMerge {
     pub pieces: Pieces,
     /// The CTA, counted along the line.
     pub cta: R32,
+    /// The rows that a lane has in parts: one if no tile has more than 8 rows, else two.
+    pub lane_rows: usize,
 }
 
 impl LineMerge {
@@ -37,9 +43,10 @@ impl LineMerge {
         2 * ctas * warps as u64 * warp_bytes(columns / 8 / warps) as u64
     }
 
-    /// Bytes of the counters: one for each warp of the tile that begins in a CTA's piece and ends beyond it.
+    /// Bytes of the counters: for each warp one of the tile that begins in a CTA's piece and ends beyond it,
+    /// and one of the group of parts that begins with the CTA's.
     pub const fn counter_bytes(ctas: u64, warps: u32) -> u64 {
-        4 * ctas * warps as u64
+        2 * 4 * ctas * warps as u64
     }
 
     /// Stores a warp's part of the tile whose blocks are `first` to `last` on the line. In the warp that
@@ -54,16 +61,60 @@ impl LineMerge {
         o: &AccTile,
     ) -> Pred {
         let [first, last] = [first, last].map(|block| self.pieces.owner(k, block));
-        let own = self.place(k, threads, [first, self.cta], o);
-        softmax.write(k, o, own);
-        let counter = self.counter(k, threads, first);
         let place = |k: &mut Builder, cta: R32| self.place(k, threads, [first, cta], o);
-        merge_when_last(k, threads, counter, [first, last], place, (softmax, o))
+        let own = place(k, self.cta);
+        softmax.write_rows(k, o, self.lane_rows, own);
+        let others = k.sub(last, first);
+        // The parts that remain are those of every `stride`-th CTA.
+        let [stride, complete]: [R32; 2] = [k.mov(1), k.mov(1)];
+        // A second step takes about as long as three loads of `at_once` parts.
+        let at_once = parts_at_once(o, self.lane_rows);
+        let many = k.setp_u(CmpOp::Ge, others, GROUP + 4 * at_once);
+        k.if_(many, |k| {
+            let before = k.sub(self.cta, first);
+            let into = k.and(before, GROUP - 1);
+            let begin = k.sub(self.cta, into);
+            let rest = k.sub(last, begin);
+            let rest = k.min_u(rest, GROUP - 1);
+            // A group of one part has no count: a tile may begin in the same CTA, whose first group it is.
+            let several = k.setp_u(CmpOp::Ne, rest, 0);
+            k.if_(several, |k| {
+                let counter = self.counter(k, threads, begin, 1);
+                let of_group = |k: &mut Builder, number: R32| {
+                    let cta = k.add(begin, number);
+                    place(k, cta)
+                };
+                let group = (counter, rest, at_once);
+                let merged = self.merge_when_last(k, threads, group, of_group, (softmax, o));
+                k.selp_to(complete, 1, 0, merged);
+                k.if_(merged, |k| {
+                    let to = place(k, begin);
+                    softmax.write_rows(k, o, self.lane_rows, to);
+                });
+            });
+            k.mov_to(stride, GROUP);
+            let groups = k.shr_u(others, GROUP.trailing_zeros());
+            k.mov_to(others, groups);
+        });
+        let remains = k.setp_u(CmpOp::Ne, complete, 0);
+        k.if_(remains, |k| {
+            let counter = self.counter(k, threads, first, 0);
+            let of_tile = |k: &mut Builder, number: R32| {
+                let cta = k.mad(number, stride, first);
+                place(k, cta)
+            };
+            let tile = (counter, others, at_once);
+            let merged = self.merge_when_last(k, threads, tile, of_tile, (softmax, o));
+            k.selp_to(complete, 1, 0, merged);
+        });
+        k.setp_u(CmpOp::Ne, complete, 0)
     }
 
-    /// The warp's counter of the tile that begins in the piece of `first`.
-    pub(super) fn counter(&self, k: &mut Builder, threads: &Threads, first: R32) -> Global {
-        let index = k.mad(first, threads.warps(), threads.warp);
+    /// The warp's counter of the tile (`level` 0) or of the group (`level` 1) that begins in the piece of
+    /// `first`.
+    pub(super) fn counter(&self, k: &mut Builder, threads: &Threads, first: R32, level: u32) -> Global {
+        let index = k.mad(first, 2, level);
+        let index = k.mad(index, threads.warps(), threads.warp);
         k.index(self.counters, index, 4)
     }
 
@@ -83,43 +134,42 @@ impl LineMerge {
         let part = k.mad(cta, 2, second);
         self.part(k, threads, part, o)
     }
-}
 
-/// Counts in the warp's part. In the warp that is the last one, replaces `o` and the softmax by the merge of
-/// the parts `first` to `last`, in this order. Returns whether it did.
-pub(super) fn merge_when_last(
-    k: &mut Builder,
-    threads: &Threads,
-    counter: Global,
-    [first, last]: [R32; 2],
-    place: impl Fn(&mut Builder, R32) -> Global,
-    (softmax, o): (&OnlineSoftmax, &AccTile),
-) -> Pred {
-    let elected = k.setp_u(CmpOp::Eq, threads.lane, 0);
-    let before = count_in(k, elected, counter);
-    let others = k.sub(last, first);
-    let complete = k.setp_u(CmpOp::Eq, before, others);
-    k.if_(complete, |k| {
-        let zero: R32 = k.mov(0);
-        k.guarded(elected, |k| k.st(counter, zero));
-        softmax.reset(k, o);
-        let next = k.mov(first);
-        k.do_while(|k| {
-            // The loads of several parts are in flight together.
-            let parts: Vec<R32> = (0..parts_at_once(o)).map(|number| k.add(next, number)).collect();
-            let load = |&part: &R32| {
-                let part = k.min_u(part, last);
-                let from = place(k, part);
-                OnlineSoftmax::load_part(k, o, from)
-            };
-            let loaded: Vec<_> = parts.iter().map(load).collect();
-            for (&part, loaded) in parts.iter().zip(&loaded) {
-                let exists = k.setp_u(CmpOp::Le, part, last);
-                k.if_(exists, |k| softmax.add_loaded(k, o, loaded));
-            }
-            k.add_to(next, next, parts_at_once(o));
-            k.setp_u(CmpOp::Le, next, last)
+    /// Counts in the warp's part. In the warp that is the last one, replaces `o` and the softmax by the merge
+    /// of the parts 0 to `others`, in this order; the loads of `at_once` parts are in flight together. Returns
+    /// whether it did.
+    pub(super) fn merge_when_last(
+        &self,
+        k: &mut Builder,
+        threads: &Threads,
+        (counter, others, at_once): (Global, R32, u32),
+        place: impl Fn(&mut Builder, R32) -> Global,
+        (softmax, o): (&OnlineSoftmax, &AccTile),
+    ) -> Pred {
+        let elected = k.setp_u(CmpOp::Eq, threads.lane, 0);
+        let before = count_in(k, elected, counter);
+        let complete = k.setp_u(CmpOp::Eq, before, others);
+        k.if_(complete, |k| {
+            let zero: R32 = k.mov(0);
+            k.guarded(elected, |k| k.st(counter, zero));
+            softmax.reset(k, o);
+            let next = k.mov(0);
+            k.do_while(|k| {
+                let parts: Vec<R32> = (0..at_once).map(|number| k.add(next, number)).collect();
+                let load = |&part: &R32| {
+                    let part = k.min_u(part, others);
+                    let from = place(k, part);
+                    OnlineSoftmax::load_rows(k, o, self.lane_rows, from)
+                };
+                let loaded: Vec<_> = parts.iter().map(load).collect();
+                for (&part, loaded) in parts.iter().zip(&loaded) {
+                    let exists = k.setp_u(CmpOp::Le, part, others);
+                    k.if_(exists, |k| softmax.add_registers(k, o, self.lane_rows, loaded));
+                }
+                k.add_to(next, next, at_once);
+                k.setp_u(CmpOp::Le, next, others)
+            });
         });
-    });
-    complete
+        complete
+    }
 }

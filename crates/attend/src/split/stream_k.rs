@@ -136,10 +136,23 @@ impl OnlineSoftmax {
     /// Writes a lane's row maxima, sums and registers of O in 16-byte vectors; the lanes of a warp are
     /// contiguous.
     pub(super) fn write(&self, k: &mut Builder, o: &AccTile, to: Global) {
-        k.st_vec(to, self.statistics(0));
-        for n in 0..o.n_tiles() {
-            k.st_vec(to.at(warp_vectors(1 + n)), o.tile(0, n));
+        self.write_rows(k, o, 2, to);
+    }
+
+    /// Writes what the lane has of its first `rows` rows, of which it holds two.
+    pub(super) fn write_rows(&self, k: &mut Builder, o: &AccTile, rows: usize, to: Global) {
+        let part = self.registers(o, rows);
+        for (n, vector) in (0..).zip(part.chunks(4)) {
+            let vector: [F32; 4] = std::array::from_fn(|i| vector.get(i).copied().unwrap_or(vector[0]));
+            k.st_vec(to.at(warp_vectors(n)), vector);
         }
+    }
+
+    /// The maxima and the sums of the lane's first `rows` rows, then their elements of each tile of O.
+    pub(super) fn registers(&self, o: &AccTile, rows: usize) -> Vec<F32> {
+        let statistics = self.row_max[..rows].iter().chain(&self.sum[..rows]).copied();
+        let tiles = (0..o.n_tiles()).flat_map(|n| o.tile(0, n).into_iter().take(2 * rows));
+        statistics.chain(tiles).collect()
     }
 
     /// Resets the softmax and `o` to the state before the first block or part.
@@ -154,37 +167,40 @@ impl OnlineSoftmax {
     /// Adds a part written by [`OnlineSoftmax::write`].
     fn add_part(&self, k: &mut Builder, o: &AccTile, from: Global) {
         let part: [F32; 4] = k.ld_vec(from);
-        let weights = self.take_statistics(k, part);
+        let weights = self.take_statistics(k, &part);
         for n in 0..o.n_tiles() {
             let part: [F32; 4] = k.ld_vec(from.at(warp_vectors(1 + n)));
-            add_tile(k, o.tile(0, n), part, &weights);
+            add_tile(k, o.tile(0, n), &part, &weights);
         }
     }
 
-    /// Like [`OnlineSoftmax::add_part`], in two steps: the first one loads the part.
-    pub(super) fn load_part(k: &mut Builder, o: &AccTile, from: Global) -> Vec<[F32; 4]> {
-        (0..=o.n_tiles()).map(|n| k.ld_vec(from.at(warp_vectors(n)))).collect()
+    /// The registers of a part written by [`OnlineSoftmax::write_rows`], loaded.
+    pub(super) fn load_rows(k: &mut Builder, o: &AccTile, rows: usize, from: Global) -> Vec<F32> {
+        let vectors = part_vectors(o, rows);
+        (0..vectors).flat_map(|n| k.ld_vec::<F32, 4>(from.at(warp_vectors(n)))).collect()
     }
 
-    /// Adds a part that [`OnlineSoftmax::load_part`] has loaded.
-    pub(super) fn add_loaded(&self, k: &mut Builder, o: &AccTile, part: &[[F32; 4]]) {
-        let weights = self.take_statistics(k, part[0]);
-        for (n, &part) in (0..).zip(&part[1..]) {
+    /// Adds a part of [`OnlineSoftmax::registers`] of `rows` rows.
+    pub(super) fn add_registers(&self, k: &mut Builder, o: &AccTile, rows: usize, part: &[F32]) {
+        let (statistics, tiles) = part.split_at(2 * rows);
+        let weights = self.take_statistics(k, statistics);
+        for (n, part) in (0..o.n_tiles()).zip(tiles.chunks(2 * rows)) {
             add_tile(k, o.tile(0, n), part, &weights);
         }
     }
 
     /// Adds the row maxima and sums of a part. Returns the weights of O and of the part for each row.
-    fn take_statistics(&self, k: &mut Builder, part: [F32; 4]) -> [Vec<F32>; 2] {
+    fn take_statistics(&self, k: &mut Builder, part: &[F32]) -> [Vec<F32>; 2] {
         let mut weights: [Vec<F32>; 2] = Default::default();
-        for (row, (&row_max, &sum)) in self.row_max.iter().zip(&self.sum).enumerate() {
+        let rows = part.len() / 2;
+        for (row, (&row_max, &sum)) in self.row_max.iter().zip(&self.sum).take(rows).enumerate() {
             let next = k.max(row_max, part[row]);
             let [old, new] = [row_max, part[row]].map(|row_max| {
                 let distance = k.sub(row_max, next);
                 k.ex2(distance)
             });
             k.mov_to(row_max, next);
-            let scaled = k.mul(part[2 + row], new);
+            let scaled = k.mul(part[rows + row], new);
             k.mad_to(sum, sum, old, scaled);
             weights[0].push(old);
             weights[1].push(new);
@@ -193,10 +209,15 @@ impl OnlineSoftmax {
     }
 }
 
+/// Vectors of 16 bytes of a lane's part for `rows` rows.
+pub(super) fn part_vectors(o: &AccTile, rows: usize) -> u32 {
+    (rows as u32 * (1 + o.n_tiles())).div_ceil(2)
+}
+
 /// `tile = tile · old + part · new`, with a weight for each of the lane's rows.
-fn add_tile(k: &mut Builder, tile: [F32; 4], part: [F32; 4], [old, new]: &[Vec<F32>; 2]) {
-    for (i, sum) in tile.into_iter().enumerate() {
-        let scaled = k.mul(part[i], new[i / 2]);
+fn add_tile(k: &mut Builder, tile: [F32; 4], part: &[F32], [old, new]: &[Vec<F32>; 2]) {
+    for (i, (sum, &part)) in tile.into_iter().zip(part).enumerate() {
+        let scaled = k.mul(part, new[i / 2]);
         k.mad_to(sum, sum, old[i / 2], scaled);
     }
 }

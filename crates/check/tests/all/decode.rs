@@ -143,8 +143,8 @@ fn every_style_passes_on_8_bit_caches() {
 #[test]
 fn results_are_bitwise_equal_under_every_schedule() {
     let problem = problem(2, 4, (1, 300), 16, (128, DType::F16));
-    for piece in [None, Some(64)] {
-        let bound = bound(&problem, &DecodePlan { piece, ..plan(&problem) });
+    let pieces = DecodePlan { piece: Some(64), ..plan(&problem) };
+    for bound in [bound(&problem, &plan(&problem)), bound(&problem, &pieces), divided()] {
         let feed = Feed::draw(&bound, Style::Normal, 5).unwrap();
         let outputs = [Schedule::Late, Schedule::Early, Schedule::Random].map(|schedule| {
             let mut machine = Emulator::new(Options { schedule, seed: 3, ..Options::default() });
@@ -154,12 +154,14 @@ fn results_are_bitwise_equal_under_every_schedule() {
     }
 }
 
-/// Two tiles that five CTAs divide, one of which has the end of one tile and the begin of the other.
+/// Two tiles of 33 blocks that 46 CTAs divide, so that the parts of each are merged in two steps. CTA 16 has
+/// the end of the first tile, a group of one part, and the begin of the second one.
 fn divided() -> Bound {
-    let problem = problem(2, 4, (1, 150), 16, (64, DType::F16));
-    let problem = Problem { heads_q: 4, heads_kv: 1, ..problem }.with_layout(Layout::Bshd);
-    let problem = problem.with_pages(16, 22);
-    bound(&problem, &plan(&problem))
+    let problem = problem(2, 16, (1, 1050), 16, (128, DType::F16));
+    let problem = Problem { heads_q: 16, heads_kv: 1, ..problem }.with_layout(Layout::Bshd);
+    let problem = problem.with_pages(16, 134);
+    let arch = Arch { multiprocessors: 46, ..SMALL };
+    bind(&Plan::Decode(plan(&problem)), &problem, &arch).unwrap()
 }
 
 fn verdict(kernel: Kernel) -> (Verdict, usize) {
@@ -184,8 +186,8 @@ fn missing_barriers_are_refused() {
     }
 }
 
-/// The count of the arrivals orders the parts: it releases those of its warp and acquires those of the
-/// others.
+/// The counts of the arrivals, of a group and of a tile, order the parts: each releases those of its warp and
+/// acquires those of the others.
 #[test]
 fn a_count_without_order_is_a_hazard() {
     for weaker in [MemSem::Relaxed, MemSem::Acquire, MemSem::Release] {
@@ -203,7 +205,7 @@ fn a_count_without_order_is_a_hazard() {
                 }
             }
         }
-        assert_eq!(changed, 1);
+        assert_eq!(changed, 2);
         kernel.module = module.verify().unwrap();
         let (verdict, hazards) = verdict(kernel);
         assert!(verdict == Verdict::Failed && hazards > 0, "{weaker:?}: {verdict:?}, {hazards} hazards");

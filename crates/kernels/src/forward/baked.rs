@@ -46,6 +46,7 @@ impl Baked {
             divides: false,
             resident: false,
             flat: false,
+            few_rows: false,
             deterministic: false,
             hidden_steps: 0,
         }

@@ -35,7 +35,9 @@ impl DecodePlan {
         let mut baked = Baked::of(problem, true);
         baked.dims.v_in_k = self.views(problem);
         let sign = if problem.softmax_scale() == 0.0 { Sign::Clear } else { baked.sign };
-        Baked { sign, ..baked }.with_row_bytes(problem, &Tensor::FORWARD)
+        let rows = problem.seq_q.saturating_mul(problem.group_size());
+        let few_rows = self.tiles() == 1 && rows <= ROWS as usize / 2;
+        Baked { sign, few_rows, ..baked }.with_row_bytes(problem, &Tensor::FORWARD)
     }
 
     /// Emits the kernel. The plan has been checked.
@@ -547,7 +549,8 @@ impl<'a> Decode<'a> {
     /// The buffers and counters of tiles that CTAs divide.
     pub(super) fn merge(&self) -> LineMerge {
         let DecodeParams { parts, counters, .. } = self.params;
-        LineMerge { parts, counters, pieces: self.pieces, cta: self.cta }
+        let lane_rows = if self.baked.few_rows { 1 } else { 2 };
+        LineMerge { parts, counters, pieces: self.pieces, cta: self.cta, lane_rows }
     }
 
     /// Normalises the warp's columns of O and stores them, and the LSE.
