@@ -34,7 +34,25 @@ pub(crate) fn problem(
 
 fn plan(problem: &Problem) -> DecodePlan {
     let default = DecodePlan::default_for(problem, &SMALL);
-    DecodePlan { warps: 2, warp_keys: 16, stages: 3, least_blocks: 1, resident_ctas: 1, ..default }
+    DecodePlan {
+        warps: 2,
+        warp_keys: 16,
+        stages: 3,
+        least_blocks: 1,
+        resident_ctas: 1,
+        tma: false,
+        ..default
+    }
+}
+
+/// The plan with copies by threads, and with copies by TMA if the problem allows them.
+fn with_copies(problem: &Problem, plan: DecodePlan) -> Vec<DecodePlan> {
+    let plans = [false, true].map(|tma| DecodePlan { tma, ..plan.clone() });
+    let pages = problem.storage.pages().is_some_and(|pages| pages.rows % 8 == 0);
+    let columns = problem.head_dim * problem.dtypes.k.bytes();
+    let allowed = pages && !problem.lengths.left_padded && columns.is_multiple_of(128);
+    assert_eq!(plans[1].check(problem, &SMALL).is_ok(), allowed, "{problem:?}");
+    plans.into_iter().filter(|plan| !plan.tma || allowed).collect()
 }
 
 pub(crate) fn bound(problem: &Problem, plan: &DecodePlan) -> Bound {
@@ -62,8 +80,10 @@ fn pages_of_any_size_and_lengths_around_them() {
             let warps = [1, 2, 4][(i + j) % 3];
             let plan =
                 DecodePlan { warps, warp_keys: [16, 32][i % 2], overlapping: j % 2 == 0, ..plan(&problem) };
-            check(&problem, &DecodePlan { piece: Some(128), ..plan.clone() }, &Settings::quick());
-            check(&problem, &plan, &Settings::quick());
+            for plan in with_copies(&problem, plan) {
+                check(&problem, &DecodePlan { piece: Some(128), ..plan.clone() }, &Settings::quick());
+                check(&problem, &plan, &Settings::quick());
+            }
         }
     }
 }
@@ -118,7 +138,9 @@ fn caches_of_8_bits_are_widened() {
             let layouts = [None, Some(ScaleLayout::TENSOR), Some(ScaleLayout::per_head(2))];
             problem.scales = Scales { q: None, k: layouts[(i + j) % 3], v: layouts[j % 3] };
             let warps = [1, 2, 4][(i + j) % 3];
-            check(&problem, &DecodePlan { warps, ..plan(&problem) }, &Settings::quick());
+            for plan in with_copies(&problem, DecodePlan { warps, ..plan(&problem) }) {
+                check(&problem, &plan, &Settings::quick());
+            }
         }
     }
 }
@@ -154,6 +176,18 @@ fn results_are_bitwise_equal_under_every_schedule() {
     }
 }
 
+/// Rows of pages beyond a sequence's keys hold NaN and are not read, entries beyond its length are no pages,
+/// and the page after the last one is not touched, with boxes of 8, 16 and 32 rows.
+#[test]
+fn boxes_of_pages_end_with_the_keys() {
+    for (page, warp_keys) in [(8, 32), (24, 16), (16, 32), (32, 32), (64, 32)] {
+        let mut problem = problem(4, 4, (1, 3 * page), page, (128, DType::Bf16));
+        problem.lengths.kv.used = true;
+        let plan = DecodePlan { tma: true, warp_keys, ..plan(&problem) };
+        check(&problem, &plan, &Settings::thorough());
+    }
+}
+
 /// Two tiles of 33 blocks that 46 CTAs divide, so that the parts of each are merged in two steps. CTA 16 has
 /// the end of the first tile, a group of one part, and the begin of the second one.
 fn divided() -> Bound {
@@ -164,24 +198,31 @@ fn divided() -> Bound {
     bind(&Plan::Decode(plan(&problem)), &problem, &arch).unwrap()
 }
 
-fn verdict(kernel: Kernel) -> (Verdict, usize) {
+fn verdict(right: &Bound, kernel: Kernel) -> (Verdict, usize) {
     let random = (11..17).map(|seed| (Style::Normal, seed, Schedule::Random));
     let runs = [(Style::Normal, 1, Schedule::Late), (Style::Normal, 2, Schedule::Early)];
     let settings = Settings { runs: runs.into_iter().chain(random).collect(), ..Settings::quick() };
-    let check = check_kernel(&Bound { kernel, ..divided() }, &settings).unwrap();
+    let check = check_kernel(&Bound { kernel, ..right.clone() }, &settings).unwrap();
     (check.verdict, check.hazards.len())
 }
 
-/// Every barrier and wait is needed.
+/// Every barrier, wait and fence is needed. With TMA, shuffles order the lanes of a warp on GPUs, and the warp
+/// barriers are needed by the letter of PTX alone.
 #[test]
 fn missing_barriers_are_refused() {
-    let right = divided();
-    for fault in [Fault::DropBarrier, Fault::DropWarpBarrier, Fault::DropAsyncWait] {
-        let count = sites(&right.kernel, fault);
-        assert!(count > 0, "{fault:?}");
-        for site in 0..count {
-            let found = verdict(mutant(&right.kernel, fault, site).unwrap());
-            assert_eq!(found.0, Verdict::Failed, "{fault:?} {site}: {found:?}");
+    let faults = [Fault::DropBarrier, Fault::DropWarpBarrier, Fault::DropAsyncWait];
+    let of_tma = [Fault::DropBarrier, Fault::DropPhaseWait, Fault::DropFence];
+    // Stages are filled again and again.
+    let long = problem(2, 4, (1, 400), 16, (64, DType::F16));
+    let long = bound(&long, &DecodePlan { tma: true, stages: 2, ..plan(&long) });
+    for (right, faults) in [(divided(), &faults[..]), (long, &of_tma)] {
+        for &fault in faults {
+            let count = sites(&right.kernel, fault);
+            assert!(count > 0, "{fault:?}");
+            for site in 0..count {
+                let found = verdict(&right, mutant(&right.kernel, fault, site).unwrap());
+                assert_eq!(found.0, Verdict::Failed, "{fault:?} {site}: {found:?}");
+            }
         }
     }
 }
@@ -191,7 +232,8 @@ fn missing_barriers_are_refused() {
 #[test]
 fn a_count_without_order_is_a_hazard() {
     for weaker in [MemSem::Relaxed, MemSem::Acquire, MemSem::Release] {
-        let mut kernel = divided().kernel;
+        let right = divided();
+        let mut kernel = right.kernel.clone();
         let mut module = kernel.module.clone().into_module();
         let mut changed = 0;
         for item in &mut module.items {
@@ -207,7 +249,7 @@ fn a_count_without_order_is_a_hazard() {
         }
         assert_eq!(changed, 2);
         kernel.module = module.verify().unwrap();
-        let (verdict, hazards) = verdict(kernel);
+        let (verdict, hazards) = verdict(&right, kernel);
         assert!(verdict == Verdict::Failed && hazards > 0, "{weaker:?}: {verdict:?}, {hazards} hazards");
     }
 }

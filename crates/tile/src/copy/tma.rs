@@ -133,13 +133,28 @@ impl SwizzledTile {
             let column = Src::from(panel * self.panel());
             let (row, head, batch) = (row.clone(), head.clone(), batch.clone());
             if self.ragged {
-                k.tma_load(to, map, &[column, row, head, batch, RAGGED_ROWS.into()], barrier, options);
+                self.load_ragged(k, to, map, [column, row, head, batch], barrier);
             } else if self.heads > 1 {
                 k.tma_load(to, map, &[column, 0.into(), row, head, batch], barrier, options);
             } else {
                 k.tma_load(to, map, &[column, row, head, batch], barrier, options);
             }
         }
+    }
+
+    /// Loads a box of one panel of a ragged tile from `column` on asynchronously to `to`. `row` and `batch`
+    /// come from [`SwizzledTile::ragged_at`]. Run by one thread.
+    pub fn load_ragged(
+        self,
+        k: &mut Builder,
+        to: Shared,
+        map: TensorMapPtr,
+        [column, row, head, batch]: [Src<R32>; 4],
+        barrier: Shared,
+    ) {
+        debug_assert!(self.ragged, "the map has dimensions that shift addresses");
+        let place = [column, row, head, batch, RAGGED_ROWS.into()];
+        k.tma_load(to, map, &place, barrier, BulkOptions::default());
     }
 
     /// Loads the tile that begins at a column and a row of a matrix asynchronously, for tiles along the

@@ -16,39 +16,54 @@ const BANK_CHUNKS: u32 = 8;
 /// `8 / g` of the eight chunk positions that a wavefront can access; `swizzle(r) = r / (8 / g) mod g` spreads
 /// eight successive rows over all of them. For rows of 128 bytes this is CuTe's `Swizzle<3,3,3>`, for 64
 /// bytes `Swizzle<2,3,3>`; an odd number of chunks needs no swizzle. The formula works for any `head_dim`
-/// that is a multiple of 8. The swizzle has period 8 in `r`.
+/// that is a multiple of 8. The swizzle has period 8 in `r`. Panels of 128 bytes are tiles of rows of 128
+/// bytes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileLayout {
     /// Rows.
     pub rows: u32,
     /// Chunks of 8 elements in a row.
     pub chunks: u32,
+    /// Whether the columns lie in panels of 128 bytes, one panel after the other, as TMA writes them with a
+    /// swizzle of 128 bytes ([`SwizzledTile`](crate::SwizzledTile)).
+    pub in_panels: bool,
 }
 
 impl TileLayout {
     /// A tile of `rows` × `columns` elements of 16 bits; `columns` is a multiple of 8.
     pub const fn new(rows: u32, columns: u32) -> TileLayout {
-        TileLayout { rows, chunks: columns / CHUNK }
+        TileLayout { rows, chunks: columns / CHUNK, in_panels: false }
     }
 
     /// A tile of `rows` rows of `bytes` bytes, a multiple of 16.
     pub const fn of_bytes(rows: u32, bytes: u32) -> TileLayout {
-        TileLayout { rows, chunks: bytes / CHUNK_BYTES }
+        TileLayout { rows, chunks: bytes / CHUNK_BYTES, in_panels: false }
+    }
+
+    /// The tile with its columns in panels. Rows have a multiple of 8 chunks.
+    #[must_use]
+    pub const fn in_panels(self) -> TileLayout {
+        TileLayout { in_panels: true, ..self }
+    }
+
+    /// Chunks from one row to the next.
+    const fn row_chunks(self) -> u32 {
+        if self.in_panels { BANK_CHUNKS } else { self.chunks }
     }
 
     /// Bytes from one row to the next.
     pub const fn pitch(self) -> u32 {
-        self.chunks * CHUNK_BYTES
+        self.row_chunks() * CHUNK_BYTES
     }
 
     /// Bytes of the tile.
     pub const fn bytes(self) -> u32 {
-        self.rows * self.pitch()
+        self.rows * self.chunks * CHUNK_BYTES
     }
 
     /// Chunks that the swizzle permutes among themselves: 1, 2, 4 or 8.
     pub const fn group(self) -> u32 {
-        let lowest_bit = 1 << self.chunks.trailing_zeros();
+        let lowest_bit = 1 << self.row_chunks().trailing_zeros();
         if lowest_bit < BANK_CHUNKS { lowest_bit } else { BANK_CHUNKS }
     }
 
@@ -60,7 +75,14 @@ impl TileLayout {
 
     /// Bytes from the tile's start to a chunk.
     pub const fn offset(self, row: u32, chunk: u32) -> u32 {
-        row * self.pitch() + (chunk ^ self.swizzle(row)) * CHUNK_BYTES
+        let in_group = chunk % self.group();
+        self.group_offset(chunk) + row * self.pitch() + (in_group ^ self.swizzle(row)) * CHUNK_BYTES
+    }
+
+    /// Bytes from the start of a row to the swizzle group of a chunk.
+    pub const fn group_offset(self, chunk: u32) -> u32 {
+        let group = chunk / self.group();
+        if self.in_panels { group * self.rows * self.pitch() } else { group * self.group() * CHUNK_BYTES }
     }
 
     /// Rows after which the swizzle repeats.
@@ -68,7 +90,7 @@ impl TileLayout {
         if self.group() == 1 { 1 } else { BANK_CHUNKS }
     }
 
-    /// [`TileLayout::offset`] of a row and chunk known at run time.
+    /// [`TileLayout::offset`] of a row and chunk known at run time. With panels, the chunk is one of the first.
     pub fn emit_offset(self, k: &mut Builder, row: R32, chunk: R32) -> R32 {
         let group = self.group();
         let place = if group == 1 {
@@ -89,7 +111,8 @@ mod tests {
 
     /// Every row width of head dimensions from 8 to 256.
     fn layouts() -> impl Iterator<Item = TileLayout> {
-        (8..=256).step_by(8).map(|columns| TileLayout::new(64, columns))
+        let plain = (8..=256).step_by(8).map(|columns| TileLayout::new(64, columns));
+        plain.flat_map(|tile| [Some(tile), (tile.chunks % 8 == 0).then(|| tile.in_panels())]).flatten()
     }
 
     #[test]
@@ -101,6 +124,19 @@ mod tests {
                     let at = (tile.offset(row, chunk) / CHUNK_BYTES) as usize;
                     assert!(!std::mem::replace(&mut taken[at], true), "{tile:?} row {row} chunk {chunk}");
                 }
+            }
+        }
+    }
+
+    /// TMA writes a chunk where the reader looks for it.
+    #[test]
+    fn panels_are_those_of_swizzled_tiles() {
+        for columns in [64, 128, 256] {
+            let (tile, written) =
+                (TileLayout::new(32, columns).in_panels(), crate::SwizzledTile::new(32, columns));
+            assert_eq!(tile.bytes(), written.bytes());
+            for (row, chunk) in (0..32).flat_map(|row| (0..tile.chunks).map(move |chunk| (row, chunk))) {
+                assert_eq!(tile.offset(row, chunk), written.offset(row, CHUNK * chunk));
             }
         }
     }

@@ -127,9 +127,8 @@ impl OpenTile {
     /// (even, or the last chunk of an odd number).
     pub fn address(&self, row: u32, chunk: u32) -> Shared {
         let group = self.layout.group();
-        let (outer, inner) = (chunk / group * group, chunk % group);
-        let offset = row * self.layout.pitch() + outer * CHUNK_BYTES;
-        self.addresses[(inner / 2) as usize].at(i64::from(offset))
+        let offset = row * self.layout.pitch() + self.layout.group_offset(chunk);
+        self.addresses[(chunk % group / 2) as usize].at(i64::from(offset))
     }
 
     /// The tile's layout.

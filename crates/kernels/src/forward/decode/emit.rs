@@ -9,11 +9,12 @@ use ptx::{
     Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, Shared, SpecialReg, Type,
 };
 use tile::{
-    AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, Pieces, Sign, Threads, WarpSum, mma_ab,
-    mma_ab_widened, mma_abt, mma_abt_onto, mma_abt_widened, warp_vectors,
+    AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, Pieces, Sign, SwizzledTile, Threads,
+    WarpSum, mma_ab, mma_ab_widened, mma_abt, mma_abt_onto, mma_abt_widened, warp_vectors,
 };
 
 use super::DecodePlan;
+use super::boxes::PageBoxes;
 use super::line::{KeyLine, LineCursor};
 use super::plan::ROWS;
 use super::ring::Ring;
@@ -80,6 +81,8 @@ pub(super) struct DecodeParams {
     seq_kv: R32,
     lengths: Option<Lengths>,
     pub pages: Option<PageTable>,
+    /// How TMA copies K and V, if it does.
+    pub boxes: Option<[PageBoxes; 2]>,
     factor: F32,
     band: KeyBand,
     softcap: Option<Softcap>,
@@ -125,6 +128,7 @@ impl DecodeParams {
             seq_kv,
             lengths,
             pages: PageTable::declare(k, c, problem),
+            boxes: plan.tma.then(|| PageBoxes::declare(k, c, problem, plan)),
             factor: c.f32(k, "scale_log2e", factor_or_one(problem)),
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
@@ -163,7 +167,7 @@ pub(super) struct Decode<'a> {
     pub part: R32,
     /// The thread's position among the warps that divide the keys of a block.
     key_threads: Threads,
-    slices: [Slice; 2],
+    pub slices: [Slice; 2],
     /// The readers of the slices of K, and of that of V.
     keys: Vec<(Slice, MatrixReader)>,
     value: MatrixReader,
@@ -207,7 +211,7 @@ impl<'a> Decode<'a> {
         let cta = k.special(SpecialReg::CtaidX);
         let beyond = k.setp_u(CmpOp::Ge, cta, takers);
         k.exit_if(beyond);
-        let shared = k.dynamic_shared(128);
+        let shared = k.dynamic_shared(if plan.tma { SwizzledTile::ALIGNMENT } else { 128 });
         let slices = plan.slices(baked);
         let queries = plan.query_bytes(baked).map(|bytes| {
             let start = shared.at((plan.ring_bytes(baked) + plan.room_bytes(baked)).into());

@@ -48,6 +48,7 @@ impl FamilyPlan for DecodePlan {
                 .searched([json!("always"), json!({ "beyond": 8 })])
                 .wider([4, 14].map(|n| json!({ "beyond": n }))),
             Gene::new("copy").searched::<Value>([]),
+            Gene::new("tma"),
             Gene::new("overlapping"),
             tanh_gene(problem),
             Gene::new("piece").searched::<Value>([]),
@@ -75,6 +76,7 @@ impl FamilyPlan for DecodePlan {
         if problem.pass.invariant().is_some() {
             return DecodePlan::default_for(problem, arch);
         }
+        self.tma &= self.check_tma(problem, arch).is_ok();
         if matches!(self.check(problem, arch), Err(PlanError::Misaligned { .. })) {
             self.copy = DecodePlan::default_for(problem, arch).copy;
         }

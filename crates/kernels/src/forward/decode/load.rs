@@ -13,22 +13,28 @@ impl Decode<'_> {
         self.find_next(k, ahead);
         for stage in 0..self.plan.stages - 1 {
             let offset = k.mov(stage * self.ring.stage_bytes);
-            self.request(k, ahead, to_load, offset);
+            self.request(k, ahead, to_load, (offset, Some(stage)));
         }
     }
 
     /// Requests a block into the stage before `stage`, which has been read.
     pub(super) fn request_next(&self, k: &mut Builder, ahead: &LineCursor, to_load: R32, stage: R32) {
         let free = self.ring.before(k, stage);
-        self.request(k, ahead, to_load, free);
+        self.request(k, ahead, to_load, (free, None));
     }
 
     /// Requests the warp's keys and values of a block into a stage, if blocks (or pieces) are left to load,
-    /// as one group of copies, and advances to the next block.
-    fn request(&self, k: &mut Builder, at: &LineCursor, to_load: R32, stage: R32) {
+    /// as one group of copies, and advances to the next block. `number` is that of the stage; `None` for the
+    /// stage before the one that is read.
+    fn request(&self, k: &mut Builder, at: &LineCursor, to_load: R32, (stage, number): (R32, Option<u32>)) {
         let some = k.setp_u(CmpOp::Ne, to_load, 0);
         k.if_(some, |k| {
-            self.load(k, at, stage);
+            match self.params.boxes.zip(self.ring.barrier(k, number)) {
+                None => self.load(k, at, stage),
+                Some((boxes, barrier)) => {
+                    self.load_boxes(k, at, boxes, (stage, barrier, number.is_none()));
+                }
+            }
             let ends = self.plan.piece.map(|_| self.line.ends_piece(k, at));
             self.line.advance(k, at);
             match ends {
@@ -37,7 +43,9 @@ impl Decode<'_> {
             }
             self.find_next(k, at);
         });
-        k.cp_async_commit();
+        if self.params.boxes.is_none() {
+            k.cp_async_commit();
+        }
     }
 
     /// Copies the warp's keys and values of a block. Rows beyond the keys are filled with zeros.
@@ -114,7 +122,7 @@ impl Decode<'_> {
 
     /// The first row of a block that the warp loads, and the number of rows from there to the end of the
     /// sequence.
-    fn rows_of_warp(&self, k: &mut Builder, at: &LineCursor) -> [R32; 2] {
+    pub(super) fn rows_of_warp(&self, k: &mut Builder, at: &LineCursor) -> [R32; 2] {
         let origin = k.mul(at.block, self.plan.block_n());
         let first = match self.plan.dim_warps {
             1 => k.mad(self.part, self.plan.warp_keys, origin),

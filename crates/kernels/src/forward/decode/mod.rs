@@ -57,6 +57,7 @@
 //! from shared memory in each block, 580 cycles for 64 rows. A kernel on `wgmma`, whose operands do not pass
 //! through registers, would be.
 
+mod boxes;
 mod emit;
 mod family;
 mod line;

@@ -1,7 +1,7 @@
 //! A warp's ring of shared memory for keys and values.
 
 use ptx::{Builder, CmpOp, Pointer, R32, Shared};
-use tile::{Threads, TileCopy, TileLayout};
+use tile::{Mbarriers, PipelineState, Threads, TileCopy, TileLayout};
 
 use super::DecodePlan;
 use super::slices::Slice;
@@ -18,6 +18,8 @@ pub(super) struct Ring {
     pub stage_bytes: u32,
     /// Bytes from a stage to its second tile.
     second: u32,
+    /// The mbarriers of the stages, and the stage to wait for, if TMA fills them.
+    filled: Option<(Mbarriers, PipelineState)>,
     /// The copies of both slices, by which a warp loads its share of the keys.
     pub copies: [(Slice, TileCopy); 2],
     /// The page of the lane's row in the next block to request, and the row there. The entry of the page
@@ -42,8 +44,20 @@ impl Ring {
         let of_second = if second == first { of_first.clone() } else { copy(second) };
         let with_rows =
             |slice: Slice, copy: TileCopy| (slice, copy.with_row_bytes(baked.row_bytes(slice.tensor)));
+        let filled = plan.tma.then(|| {
+            let first = k.shared_index(rings, index, plan.stages * Mbarriers::BYTES);
+            let barriers = Mbarriers::new(first.at(plan.barriers_from(baked).into()));
+            let elected = k.setp_u(CmpOp::Eq, threads.lane, 0);
+            k.if_(elected, |k| {
+                (0..plan.stages).for_each(|stage| k.mbarrier_init(barriers.at(stage), 1));
+                k.fence_mbarrier_init();
+            });
+            k.warp_sync();
+            (barriers, PipelineState::consumer(k, plan.stages))
+        });
         Ring {
             first: start,
+            filled,
             stages: plan.stages,
             shared: plan.tiles() > 1,
             stage_bytes,
@@ -61,8 +75,25 @@ impl Ring {
 
     /// Waits until the oldest requested stage is filled, and until all lanes have read the stage before it.
     pub fn wait(&self, k: &mut Builder) {
-        k.cp_async_wait(self.stages - 2);
+        match self.filled {
+            None => k.cp_async_wait(self.stages - 2),
+            Some((barriers, at)) => {
+                let barrier = barriers.index(k, at.stage);
+                k.mbarrier_wait_parity(barrier, at.parity);
+            }
+        }
         if self.shared { k.bar_sync() } else { k.warp_sync() }
+    }
+
+    /// The mbarrier of stage `stage` (before the first block is read), or of the stage before the one to wait
+    /// for.
+    pub fn barrier(&self, k: &mut Builder, stage: Option<u32>) -> Option<Shared> {
+        let (barriers, at) = self.filled?;
+        let Some(stage) = stage else {
+            let before = at.previous(k);
+            return Some(barriers.index(k, before.stage));
+        };
+        Some(barriers.at(stage))
     }
 
     /// Advances the offset of a stage to the next stage.
@@ -70,6 +101,9 @@ impl Ring {
         let next = k.add(stage, self.stage_bytes);
         let wraps = k.setp_u(CmpOp::Eq, next, self.stages * self.stage_bytes);
         k.selp_to(stage, 0, next, wraps);
+        if let Some((_, at)) = self.filled {
+            at.advance(k);
+        }
     }
 
     /// The offset of the stage before another one.

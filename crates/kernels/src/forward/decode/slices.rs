@@ -56,6 +56,7 @@ impl DecodePlan {
 
     /// A warp's tile of a slice.
     pub(super) fn layout(&self, slice: Slice) -> TileLayout {
-        TileLayout::of_bytes(self.warp_keys, slice.bytes * slice.columns)
+        let tile = TileLayout::of_bytes(self.warp_keys, slice.bytes * slice.columns);
+        if self.tma { tile.in_panels() } else { tile }
     }
 }

@@ -17,6 +17,7 @@ pub fn plain() -> DecodePlan {
         least_blocks: 1,
         rescale: Rescale::Always,
         copy: CopyMode::Async16,
+        tma: false,
         overlapping: false,
         tanh: attend::Tanh::Exp2,
         piece: None,
