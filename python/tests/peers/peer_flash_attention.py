@@ -44,6 +44,7 @@ NOT_APPLICABLE = {
     "invalid_head_dim": "head dims that FlashAttention-4 refuses",
     "num_splits": "FlashAttention-2's words of an error",
     "block_table_bounds": "FlashAttention-2's words of an error",
+    "metadata_paths": "FlashAttention-4's plans on the host",
 }
 if not torch.cuda.is_available():
     NOT_APPLICABLE["race_condition"] = "races of a GPU, in 250 repeats"
@@ -161,6 +162,8 @@ def _cute_forward(
 ) -> Any:  # fmt: skip
     """FlashAttention-4's ``_flash_attn_fwd``: ``(out, lse)``."""
     window = (window_size_left, window_size_right)
+    if any(side is not None and side < 0 for side in window):
+        not_applicable("windows that end before the diagonal or begin after it")
     if score_mod is None and mask_mod is None:
         of, of_lse = _varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k,

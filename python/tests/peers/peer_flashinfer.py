@@ -45,6 +45,10 @@ def _score(options: dict[str, Any], heads: int) -> dict[str, Any]:
     return named
 
 
+def _on(device: torch.device, named: dict[str, Any]) -> dict[str, Any]:
+    return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in named.items()}
+
+
 def _with_lse(made: Any, wanted: bool, out: Any = None) -> Any:
     """FlashInfer's LSE has the base 2 and the heads last."""
     result, lse = made
@@ -56,7 +60,9 @@ def _single(q: Any, k: Any, v: Any, causal: bool = False, kv_layout: str = "NHD"
             return_lse: bool = False, **options: Any) -> Any:  # fmt: skip
     """``single_prefill_with_kv_cache``: dense queries, ``(rows, heads, dim)``."""
     k, v = (x if kv_layout == "NHD" else x.transpose(0, 1) for x in (k, v))
-    named = _score(options, q.shape[1])
+    named = _on(q.device, _score(options, q.shape[1]))
+    if "alibi_slopes" in named and not causal and len(q) > 1:
+        not_applicable("ALiBi whose bias has the sign of the distance")
     if custom_mask is not None:
         heads = (x.transpose(0, 1)[None] for x in (q, k, v))
         made = flashcore_attn.scaled_dot_product_attention(*heads, custom_mask, enable_gqa=True)
@@ -87,7 +93,7 @@ class _Wrapper:
             options["pos_encoding_mode"] = encoding[0]
         pages = indptr.diff()
         self.used = ((pages - 1).clamp(min=0) * page_size + last_page_len.to(pages.device)).int() * (pages > 0)
-        self.table = torch.zeros(len(pages), max(int(pages.max()), 1), dtype=torch.int32)
+        self.table = torch.zeros(len(pages), max(int(pages.max()), 1), dtype=torch.int32, device=pages.device)
         for row, (start, count) in enumerate(zip(indptr.tolist(), pages.tolist())):
             self.table[row, :count] = indices[start : start + count]
         self.rows: Any = options.pop("qo_indptr", None)
@@ -96,10 +102,14 @@ class _Wrapper:
 
     def run(self, q: Any, cache: Any, out: Any = None, return_lse: bool = False, k_scale: Any = None,
             v_scale: Any = None, **_: Any) -> Any:  # fmt: skip
+        # Plans are made on the host.
+        self.used, self.table = self.used.to(q.device), self.table.to(q.device)
+        self.rows = None if self.rows is None else self.rows.to(q.device)
+        named = _on(q.device, self.named)
         k, v = cache if isinstance(cache, tuple) else cache.unbind(1)
         k, v = (x if self.layout == "NHD" else x.transpose(1, 2) for x in (k, v))
         factors = {
-            name: torch.full((len(self.used), k.shape[2]), float(x))
+            name: torch.full((len(self.used), k.shape[2]), float(x), device=q.device)
             for name, x in (("k_descale", k_scale), ("v_descale", v_scale))
             if x is not None
         }
@@ -107,7 +117,7 @@ class _Wrapper:
             not_applicable("several queries of each sequence in a wrapper of decode")
         made = flashcore_attn.flash_attn_with_kvcache(
             q if self.rows is not None else q[:, None], k, v, cache_seqlens=self.used, page_table=self.table,
-            causal=self.causal, cu_seqlens_q=self.rows, return_softmax_lse=True, **self.named, **factors,
+            causal=self.causal, cu_seqlens_q=self.rows, return_softmax_lse=True, **named, **factors,
         )  # fmt: skip
         if self.rows is None:
             made = (made[0][:, 0], made[1][..., 0].mT)
@@ -128,9 +138,9 @@ class _Ragged(_Wrapper):
         self.named = _score(options, num_qo_heads)
 
     def run(self, q: Any, k: Any, v: Any, out: Any = None, return_lse: bool = False, **_: Any) -> Any:
-        made = flashcore_attn.flash_attn_varlen_func(
-            q, k, v, *self.starts, causal=self.causal, return_lse=True, **self.named
-        )
+        starts = [x.to(q.device) for x in self.starts]
+        named = _on(q.device, self.named)
+        made = flashcore_attn.flash_attn_varlen_func(q, k, v, *starts, causal=self.causal, return_lse=True, **named)
         return _with_lse(made, return_lse, out)
 
 

@@ -20,7 +20,13 @@ FILES = tuple(
     )
 )  # fmt: skip
 OF_A_FILE = ()
-NOT_APPLICABLE = {"fp8_output": "results of 8 bits", "use_td": "vLLM's tensor descriptors"}
+NOT_APPLICABLE = {
+    "fp8_output": "results of 8 bits",
+    "use_td": "vLLM's tensor descriptors",
+    "fa4_hd256_paged_call_shape": "the arguments with which vLLM calls FlashAttention-4",
+    "kv_tile_width": "vLLM's choice of tiles",
+    "rdna_narrows": "vLLM's choice of tiles",
+}
 
 
 def _paged(
