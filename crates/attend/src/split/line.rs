@@ -136,8 +136,8 @@ impl LineMerge {
     }
 
     /// Counts in the warp's part. In the warp that is the last one, replaces `o` and the softmax by the merge
-    /// of the parts 0 to `others`, in this order; the loads of `at_once` parts are in flight together. Returns
-    /// whether it did.
+    /// of the parts 0 to `others`, in this order; the loads of `at_once` parts are in flight together.
+    /// Returns whether it did.
     pub(super) fn merge_when_last(
         &self,
         k: &mut Builder,

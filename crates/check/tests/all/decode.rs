@@ -206,8 +206,8 @@ fn verdict(right: &Bound, kernel: Kernel) -> (Verdict, usize) {
     (check.verdict, check.hazards.len())
 }
 
-/// Every barrier, wait and fence is needed. With TMA, shuffles order the lanes of a warp on GPUs, and the warp
-/// barriers are needed by the letter of PTX alone.
+/// Every barrier, wait and fence is needed. With TMA, shuffles order the lanes of a warp on GPUs, and the
+/// warp barriers are needed by the letter of PTX alone.
 #[test]
 fn missing_barriers_are_refused() {
     let faults = [Fault::DropBarrier, Fault::DropWarpBarrier, Fault::DropAsyncWait];

@@ -5,12 +5,12 @@
 //! all sequences form one line, which is cut evenly over a fixed grid. Each CTA finds its piece from the
 //! lengths in device memory, so that a captured graph serves other lengths and other page tables. A tile that
 //! several CTAs divide is merged by the last of them, in the order of the keys, and in two steps if they are
-//! many ([`attend::LineMerge`]). With the gene `piece`, keys are cut at fixed places, so that the bits of a row depend neither on the batch nor
-//! on the grid ([`attend::FixedMerge`]).
+//! many ([`attend::LineMerge`]). With the gene `piece`, keys are cut at fixed places, so that the bits of a
+//! row depend neither on the batch nor on the grid ([`attend::FixedMerge`]).
 //!
 //! The warps of a CTA divide the keys of each block. Each warp has its own ring of stages, which it fills by
-//! `cp.async` or, with the gene `tma`, by boxes of rows of one page (`boxes.rs`). It does so across the ends of
-//! tiles, so that memory is read while results are merged and stored.
+//! `cp.async` or, with the gene `tma`, by boxes of rows of one page (`boxes.rs`). It does so across the ends
+//! of tiles, so that memory is read while results are merged and stored.
 //!
 //! # Head dims above 256
 //!

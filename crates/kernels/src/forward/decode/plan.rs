@@ -119,8 +119,8 @@ impl DecodePlan {
         plan.ordered(problem)
     }
 
-    /// The plan with copies by TMA where they were faster on an H200: up to 4 % with pages of 16 rows, and not
-    /// with pages of 64 rows or wide heads.
+    /// The plan with copies by TMA where they were faster on an H200: up to 4 % with pages of 16 rows, and
+    /// not with pages of 64 rows or wide heads.
     fn with_faster_copies(self, problem: &Problem, arch: &Arch) -> DecodePlan {
         let small_pages = problem.storage.pages().is_some_and(|pages| pages.rows < 64);
         let plan = DecodePlan { tma: small_pages && problem.head_dim <= 128, ..self.clone() };
