@@ -18,6 +18,8 @@ __all__ = ["flex_attention", "table"]
 #: The name of a table in messages.
 CAPTURED = "a captured tensor"
 MOST_TABLES = 8
+#: The size of PyTorch's block for any number of rows and keys.
+_UNBOUNDED = 1 << 30
 #: The lists of blocks of PyTorch's ``BlockMask`` that this module reads.
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
@@ -41,8 +43,9 @@ def flex_attention(
     Both functions are called once, with objects that record what the functions compute. The record is a program, which
     the kernel evaluates for each score. A function may use Python's operators; ``torch.where``, ``abs``, ``tanh``,
     ``exp``, ``log``, ``minimum``, ``maximum``, ``clamp`` and their like; captured numbers, which become constants; and
-    captured tensors, indexed by positions (``bias[h, q - k]``) or of one element, which are read at each call. A branch
-    (``if``) on a score or a position is refused, with its line.
+    captured tensors, indexed by positions (``bias[h, q - k]``) or of one element, which are read at each call. A row of
+    up to 16 elements (``places[q]`` of a tensor ``(L, 3)``) takes part element by element and in ``sum``, ``mean``,
+    ``amin`` and ``amax``. A branch (``if``) on a score or a position is refused, with its line.
 
     Args:
         query: ``(batch, heads, L, E)``, float16, bfloat16 or float32. On a GPU, float32 is multiplied in tf32 if
@@ -146,12 +149,15 @@ def _mask(parts: _features.Parts, backend: Any, tracing: Any, mask: Any, shape: 
     function = mask
     if hasattr(mask, "mask_mod") and hasattr(mask, "kv_num_blocks"):
         rows, keys = mask.seq_lengths
+        function = mask.mask_mod
+        is_noop = getattr(function, "__name__", "") == "noop_mask"
+        if is_noop and min(mask.BLOCK_SIZE) >= _UNBOUNDED:
+            return  # PyTorch's mask of a call without one
         if rows < shape[2] or keys < shape[3]:
             expected = f"one for at least {shape[2]} queries and {shape[3]} keys"
             raise invalid("the lengths of block_mask", f"({rows}, {keys})", expected)
-        function = mask.mask_mod
         _blocks.check_lists(given(**{name: getattr(mask, name) for name in _LISTS}))
-        if getattr(function, "__name__", "") == "noop_mask":
+        if is_noop:
             _dense_blocks(parts, backend, mask, shape)
             return
         parts.mask = _program(parts, backend, tracing, function, "bhqk", _trace.BOOL)

@@ -27,6 +27,9 @@ FLOAT, INT, BOOL = "float", "int", "bool"
 _SMALLEST, _LARGEST = -(2**31), 2**31 - 1
 _HERE = os.path.dirname(__file__)
 
+#: The most elements of a row that a function may use as a whole.
+LONGEST_ROW = 16
+
 
 #: Bits of integers that are narrower than those of a program, and whether they have a sign.
 WIDTHS = {"uint8": (8, False), "int8": (8, True), "int16": (16, True)}
@@ -93,24 +96,11 @@ class Tracer:
 
 def _operator(name: str, swapped: bool = False) -> Any:
     def apply(self: Tracer, other: Any) -> Any:
-        if not isinstance(other, (Tracer, _Partial, numbers.Real)) and not is_array(other):
+        if not isinstance(other, (Tracer, Row, numbers.Real)) and not is_array(other):
             return NotImplemented
         return _call(name, (other, self) if swapped else (self, other), {})
 
     return apply
-
-
-for _word, _own in {
-    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder",
-    "pow": "pow", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "lshift",
-    "rshift": "rshift",
-}.items():  # fmt: skip
-    setattr(Tracer, f"__{_word}__", _operator(_own))
-    setattr(Tracer, f"__r{_word}__", _operator(_own, swapped=True))
-for _word in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(Tracer, f"__{_word}__", _operator(_word))
-for _word, _own in {"neg": "neg", "pos": "clone", "abs": "abs", "invert": "bitwise_not"}.items():
-    setattr(Tracer, f"__{_word}__", functools.partialmethod(lambda self, own: _call(own, (self,), {}), _own))
 
 
 class Trace:
@@ -176,8 +166,8 @@ class Trace:
             if value.trace is not self:
                 raise refused("a value of another call of the function")
             return value
-        if isinstance(value, _Partial):
-            raise refused("a row of an array", "index every dimension")
+        if isinstance(value, Row):
+            raise refused("a row of an array as a number", "index every dimension, or use sum")
         if isinstance(value, bool):
             return Tracer(self, "true" if value else "false", BOOL)
         if isinstance(value, numbers.Real):  # NumPy's among them
@@ -224,20 +214,67 @@ class View:
         self.dtype = array.dtype
 
 
-class _Partial:
+class Row:
+    """Numbers of each score: a short row of an array, or what was computed from such rows, element by element."""
+
+    __array_priority__ = 1000
+    __array_ufunc__ = Tracer.__array_ufunc__
+    __array_function__ = Tracer.__array_function__
+    __hash__ = object.__hash__
+
+    def __init__(self, trace: Trace, elements: list[Any]) -> None:
+        self.trace, self.elements = trace, elements
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _call(_name(function), args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("shape", "ndim"):
+            return (len(self.elements),) if name == "shape" else 1
+        if name in FUNCTIONS or name in _REDUCTIONS:
+            return functools.partial(_call_method, name, self)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise refused(f"the attribute {name} of a row of an array", "index every dimension")
+
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is not int:
+            raise refused("an index of a row of an array", "use integers")
+        return self.elements[index]
+
+
+class _Partial(Row):
     """An array with some of its dimensions indexed."""
 
     def __init__(self, trace: Trace, array: Any, index: tuple[Any, ...]) -> None:
         self.trace, self.array, self.index = trace, array, index
 
+    def __getattr__(self, name: str) -> Any:
+        if name != "elements":
+            return super().__getattr__(name)
+        rest = tuple(self.array.shape)[len(self.index) :]
+        if len(rest) != 1 or rest[0] > LONGEST_ROW:
+            raise refused(f"a row of shape {rest} of an array", f"use one of up to {LONGEST_ROW} elements")
+        self.elements = [self[i] for i in range(rest[0])]
+        return self.elements
+
     def __getitem__(self, index: Any) -> Any:
         return look_up(self.trace, self.array, (*self.index, *(index if isinstance(index, tuple) else (index,))))
 
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _name(function) == "getitem":
-            return args[0][args[1]]
-        raise refused("a row of an array", "index every dimension")
+
+for _class in (Tracer, Row):
+    for _word, _own in {
+        "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder",
+        "pow": "pow", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "lshift",
+        "rshift": "rshift",
+    }.items():  # fmt: skip
+        setattr(_class, f"__{_word}__", _operator(_own))
+        setattr(_class, f"__r{_word}__", _operator(_own, swapped=True))
+    for _word in ("eq", "ne", "lt", "le", "gt", "ge"):
+        setattr(_class, f"__{_word}__", _operator(_word))
+    for _word, _own in {"neg": "neg", "pos": "clone", "abs": "abs", "invert": "bitwise_not"}.items():
+        setattr(_class, f"__{_word}__", functools.partialmethod(lambda self, own: _call(own, (self,), {}), _own))
 
 
 def look_up(trace: Trace, array: Any, index: tuple[Any, ...]) -> Any:
@@ -311,7 +348,7 @@ def _name(function: Any) -> str:
 def _tracers(values: Any) -> Iterator[Any]:
     """The tracers among values, and in the tuples and lists among them."""
     for value in values:
-        if isinstance(value, (Tracer, _Partial)):
+        if isinstance(value, (Tracer, Row)):
             yield value
         elif isinstance(value, (tuple, list)):
             yield from _tracers(value)
@@ -329,13 +366,15 @@ def unviewed(array: Any) -> Any:
     return array.array.reshape((1,)) if isinstance(array, View) else array
 
 
-def _call_method(name: str, own: Tracer, *args: Any, **kwargs: Any) -> Any:
+def _call_method(name: str, own: Any, *args: Any, **kwargs: Any) -> Any:
     return _call("_where" if name == "where" else name, (own, *args), kwargs)
 
 
 def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of PyTorch or NumPy, one of whose arguments is a tracer."""
     trace = next(_tracers((*args, *kwargs.values()))).trace
+    if any(isinstance(x, Row) for x in (*args, *kwargs.values())):
+        return _call_of_rows(trace, name, args, kwargs)
     if name.startswith(".") and name[1:] in _ATTRIBUTES:
         return _ATTRIBUTES[name[1:]](args[0])
     function = FUNCTIONS.get(name)
@@ -352,9 +391,42 @@ def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise refused(f"the function {name} with these arguments") from error
 
 
+def _call_of_rows(trace: Trace, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function one of whose arguments is a row: of its elements one by one, or a reduction."""
+    if name == "getitem":
+        return args[0][args[1]]
+    if name in _REDUCTIONS:
+        return _reduced(trace, name, *args, **kwargs)
+    lengths = {len(x.elements) for x in (*args, *kwargs.values()) if isinstance(x, Row)}
+    if len(lengths) != 1 or name.startswith("."):
+        raise refused(f"the function {name} of rows of {sorted(lengths)} elements", "index every dimension")
+
+    def of(x: Any, i: int) -> Any:
+        return x.elements[i] if isinstance(x, Row) else x
+
+    elements = [
+        _call(name, tuple(of(x, i) for x in args), {key: of(x, i) for key, x in kwargs.items()})
+        for i in range(lengths.pop())
+    ]
+    return Row(trace, elements)
+
+
+#: Reductions of a row, by the function that joins two elements.
+_REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amin": "min", "amax": "max"}
+
+
+def _reduced(trace: Trace, name: str, row: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    if dim not in (None, -1, 0, (-1,), (0,), [-1], [0]) or keepdim or not row.elements:
+        raise refused(f"the function {name} with these arguments", "a row has one dimension, the last")
+    counts = _REDUCTIONS[name] in ("add", "mul")  # truth values are numbers then
+    elements = [trace.as_kind(x, INT) if counts and x.kind == BOOL else x for x in row.elements]
+    joined = functools.reduce(lambda a, b: _call(_REDUCTIONS[name], (a, b), {}), elements)
+    return _call("div", (joined, len(elements)), {}) if name == "mean" else joined
+
+
 _ACCEPTED = (
     "a program has Python's operators, where, abs, sign, floor, ceil, trunc, exp, exp2, log, log2, log1p, sqrt, rsqrt, "
-    "square, sin, cos, tanh, sigmoid, erf, minimum, maximum and clamp"
+    "square, sin, cos, tan, tanh, sigmoid, silu, gelu, erf, minimum, maximum and clamp"
 )
 #: Names that PyTorch and NumPy have for arguments, and those of the functions here.
 _ARGUMENTS = {"input": "a", "self": "a", "other": "b", "exponent": "b", "a_min": "min", "a_max": "max"}

@@ -177,6 +177,17 @@ def _log1p(trace: Trace, a: Any) -> Tracer:
     return trace.emit(f"select(abs({x.text}) < 0.25, {z.text} * {series.text}, {far.text})", FLOAT)
 
 
+def _gelu(trace: Trace, a: Any, approximate: str = "none") -> Tracer:
+    x = _float(trace, a)
+    if approximate == "none":
+        share = _error_function(trace, trace.emit(f"{x.text} * {math.sqrt(0.5)!r}", FLOAT))
+    else:
+        share = trace.emit(
+            f"tanh({math.sqrt(2 / math.pi)!r} * ({x.text} + 0.044715 * {x.text} * {x.text} * {x.text}))", FLOAT
+        )
+    return trace.emit(f"0.5 * {x.text} * (1.0 + {share.text})", FLOAT)
+
+
 def _absolute(trace: Trace, a: Any) -> Tracer:
     a = trace.value(a)
     return _wrapped(trace, trace.emit(f"abs({a.text})", a.kind, True), a.narrow)
@@ -360,6 +371,8 @@ FUNCTIONS.update({
     "exp": _function(f"exp2({{}} * {_LOG2E!r})"), "exp2": _function("exp2({})"),
     "log": _function(f"log2({{}}) * {_LN2!r}"), "log2": _function("log2({})"),
     "log1p": _log1p, "erf": _error_function, "cos": _wave(0.5), "sin": _wave(0.0),
+    "tan": lambda trace, a: _divide(trace, _wave(0.0)(trace, a), _wave(0.5)(trace, a)),
+    "silu": lambda trace, a: _arithmetic("*")(trace, a, FUNCTIONS["sigmoid"](trace, a)), "gelu": _gelu,
     "tanh": _function("tanh({})"), "sqrt": _function("sqrt({})"), "rsqrt": _function("1.0 / sqrt({})"),
     "reciprocal": _function("1.0 / {}"), "sigmoid": _function(f"1.0 / (1.0 + exp2({{}} * {-_LOG2E!r}))"),
     "where": _where, "_where": lambda trace, a, condition, b: _where(trace, condition, a, b),

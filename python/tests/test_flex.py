@@ -41,6 +41,7 @@ def functions(device):
     kept = torch.rand(2, 70, device=device) > 0.3
     documents = torch.randint(0, 4, (70,), device=device)
     shorts = torch.randint(0, 3, (4,), device=device, dtype=torch.int16)
+    places = torch.randn(70, 3, device=device)
     return {
         "identity": lambda score, b, h, q, k: score,
         "cap": tanh_cap,
@@ -58,6 +59,7 @@ def functions(device):
         "integers": lambda score, b, h, q, k: score + (q // 3 - k % 7) * (h ^ 1) + (q << 1) / (1 + (k >> 2)),
         "casts": lambda score, b, h, q, k: score + (q - k).to(torch.float32) / 7 + (q >= k).to(score.dtype),
         "floor": lambda score, b, h, q, k: torch.floor(score * 3) + torch.ceil(-score) + score % 2 - score // 0.7,
+        "rounding": lambda score, b, h, q, k: torch.floor(score * 3) + score * torch.ceil(-score) + score % 2,
         "method where": lambda score, b, h, q, k: score.where(q >= k, -1.0) + offset.where(q > k, h),
         "sums of truth values": lambda score, b, h, q, k: (
             score + ((q >= k) + (k >= h)) + torch.where((q > k) * (h > 1), 2, 0) + torch.maximum(q > k, h > 1)
@@ -74,6 +76,13 @@ def functions(device):
         "logarithm near 1": lambda score, b, h, q, k: torch.log1p(score * 1e-3) * 1e3 + score.square().log1p(),
         "error function": lambda score, b, h, q, k: score * 0.5 * (1 + torch.erf(score * 0.7071)) + torch.erf(q - k),
         "small integers": lambda score, b, h, q, k: score + shorts[h],
+        "activations": lambda score, b, h, q, k: (
+            F.silu(score) + F.gelu(score) - F.gelu(score, approximate="tanh") + torch.tan(score * 0.1)
+        ),
+        "rows of a table": lambda score, b, h, q, k: (
+            score * torch.exp(-(places[q] - places[k]).pow(2).sum(-1).sqrt()) + (places[k] * places[q]).mean(dim=-1)
+            + torch.maximum(places[q], places[k]).amax(-1) + places[q][1] - (places[k] > 0.1).sum()
+        ),
     }  # fmt: skip
 
 
@@ -311,6 +320,12 @@ def test_a_captured_tensor_beyond_its_storage_is_refused():
         flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + released[h])
 
 
+def test_pytorchs_mask_of_a_call_without_one_is_none():
+    q, k, v = three()
+    out = flashcore_attn.flex_attention(q, k, v, tanh_cap, flex._create_empty_block_mask(q, k))
+    assert torch.equal(out, flashcore_attn.flex_attention(q, k, v, tanh_cap))
+
+
 def test_calls_that_cannot_be_recorded_are_refused():
     q, k, v = three()
     for function in (
@@ -329,6 +344,33 @@ def test_calls_that_cannot_be_recorded_are_refused():
     ):
         with pytest.raises(flashcore_attn.ArgumentError, match=f"the function returned None; expected a {result}"):
             flashcore_attn.flex_attention(q, k, v, **options)
+
+
+@pytest.mark.parametrize("name", ["rows of a table", "waves", "rounding", "activations", "relative", "nested index"])
+def test_gradients_of_score_functions(name, monkeypatch):
+    torch.manual_seed(1)
+    function = functions("cpu")[name]
+    monkeypatch.setattr(flex, "_validate_device", lambda *_: None)  # PyTorch's eager function can, on the CPU
+    q, k, v = (x.requires_grad_() for x in three())
+    weights = torch.randn(2, 4, 50, 32)
+    ours = torch.autograd.grad(flashcore_attn.flex_attention(q, k, v, function), (q, k, v), weights)
+    theirs = torch.autograd.grad(TORCH_FLEX(q, k, v, function), (q, k, v), weights)
+    for mine, other in zip(ours, theirs):
+        torch.testing.assert_close(mine, other, atol=5e-5, rtol=1e-3)
+
+
+def test_long_rows_of_a_table_are_refused():
+    q, k, v = three()
+    long, pages = torch.zeros(70, 17), torch.zeros(70, 2, 2)
+    for function, words in (
+        (lambda s, b, h, q, k: s + long[q].sum(-1), r"a row of shape \(17,\) of an array"),
+        (lambda s, b, h, q, k: s + pages[q].sum(-1), r"a row of shape \(2, 2\) of an array"),
+        (lambda s, b, h, q, k: s + long[q, :2], "a look-up with a slice beside a position"),
+        (lambda s, b, h, q, k: s + pages[q, 0], "a row of an array as a number"),
+        (lambda s, b, h, q, k: s + pages[q, 0].sum(1), "the function sum with these arguments"),
+    ):
+        with pytest.raises(flashcore_attn.UnsupportedError, match=words):
+            flashcore_attn.flex_attention(q, k, v, function)
 
 
 def test_a_python_number_of_a_position_is_refused():

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import runner
 
-PEERS = ("flash_attention", "flashinfer", "vllm")
+PEERS = ("flash_attention", "flashinfer", "flex_attention", "vllm")
 
 
 def main() -> int:
@@ -45,9 +45,12 @@ def main() -> int:
     outcomes = runner.Outcomes(args.sample, args.longest, peer.NOT_APPLICABLE)
     for file in files:
         path = args.folder / file
+        if hasattr(peer, "prepared"):
+            path = peer.prepared(path)
         sys.path.insert(0, str(path.parent))
         options = ["-q", "-p", "no:cacheprovider", "--noconftest", "--no-header", "--tb=no"]
-        pytest.main([*options, f"--rootdir={args.folder}", *(["-k", args.k] if args.k else []), str(path)], [outcomes])
+        options += [f"--rootdir={args.folder}", *(["-k", args.k] if args.k else [])]
+        pytest.main([*options, str(path)], [outcomes, peer])
         sys.path.remove(str(path.parent))
         for name in peer.OF_A_FILE:
             sys.modules.pop(name, None)

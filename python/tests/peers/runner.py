@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest import unittest
 
 import flashcore_attn
 
@@ -108,7 +109,24 @@ class Outcomes:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
         small = lambda item: not hasattr(item, "callspec") or _rows(item.callspec.params) <= self.most  # noqa: E731
-        items[:] = [item for item in items if not self._skipped(item) and small(item)]
+        by_test: dict[tuple[str, str], list[pytest.Function]] = collections.defaultdict(list)
+        for item in items:
+            by_test[_test(item)].append(item)
+        drawn: set[pytest.Function] = set()
+        for test, parameters in by_test.items():
+            if isinstance(parameters[0], unittest.TestCaseFunction):  # whose parameters pytest does not multiply
+                self._of_a_class(test, parameters)
+            drawn.update(parameters)
+        items[:] = [item for item in items if item in drawn and not self._skipped(item) and small(item)]
+
+    def _of_a_class(self, test: tuple[str, str], parameters: list[pytest.Function]) -> None:
+        """Counts and samples the parameters of a test of ``unittest``."""
+        self.counts[test]["parameters"] = len(parameters)
+        if reason := self._skipped(parameters[0]):
+            self.counts[test]["not applicable"] = len(parameters)
+            self.reasons[reason] += len(parameters)
+        if 0 < self.sample < len(parameters):
+            parameters[:] = random.Random(test[1]).sample(parameters, self.sample)
 
     def _skipped(self, item: Any) -> str | None:
         """Why a test is not applicable, by its name."""
@@ -151,7 +169,8 @@ class Outcomes:
 
 
 def _test(item: pytest.Function) -> tuple[str, str]:
-    return "/".join(item.path.parts[-2:]), getattr(item, "originalname", item.name)
+    name = getattr(getattr(item, "function", None), "of_test", None) or getattr(item, "originalname", item.name)
+    return "/".join(item.path.parts[-2:]), name
 
 
 def _rows(params: dict[str, Any]) -> int:

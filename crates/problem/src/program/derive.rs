@@ -2,10 +2,11 @@
 //!
 //! Reverse differentiation of expressions: from the result back to the first operation, each operation gives
 //! its arguments their shares of the derivative. Positions, integers and truth values have no derivative; a
-//! comparison that decides a `select` passes nothing on. Where a derivative does not exist, it is PyTorch's:
-//! that of `abs` at 0 is 0, and `min` and `max` of equal arguments give half to each.
+//! comparison that decides a `select` passes nothing on, nor does a conversion to an integer. Where a derivative
+//! does not exist, it is PyTorch's: that of `abs` at 0 is 0, that of `int` is 0 (so `floor` and rounding have a
+//! slope of 0), and `min` and `max` of equal arguments give half to each.
 
-use super::{BinaryOp, Expr, Id, Input, Op, Program, ProgramError, Type, UnaryOp};
+use super::{BinaryOp, Expr, Id, Input, Op, Program, ProgramError, UnaryOp};
 
 /// The derivative of a score program.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,8 +32,7 @@ impl Program {
     /// The derivative of a program whose result is a float.
     ///
     /// # Errors
-    /// [`ProgramError::NoDerivative`] for an operation that converts a float which depends on the score or on
-    /// a float table to an integer, and [`ProgramError::TooLong`].
+    /// [`ProgramError::TooLong`].
     pub fn derivative(&self) -> Result<Derivative, ProgramError> {
         let exprs = self.exprs();
         let depends = self.depends_on_floats();
@@ -42,12 +42,6 @@ impl Program {
         }
         let mut derivative = Derivative { score: None, reads: Vec::new() };
         for id in (0..exprs.len()).rev() {
-            if let Op::Unary(UnaryOp::ToInt, a) = self.ops()[id]
-                && self.types()[a] == Type::Float
-                && depends[a]
-            {
-                return Err(ProgramError::NoDerivative { operation: UnaryOp::ToInt.name() });
-            }
             let Some(adjoint) = adjoints[id].take().filter(|_| depends[id]) else { continue };
             match &self.ops()[id] {
                 Op::Input(Input::Score) => derivative.score = Some(Program::new(&adjoint)?),
@@ -171,15 +165,15 @@ mod tests {
         assert_eq!(of("f0 * float(q - k)"), Derivative { score: None, reads: Vec::new() });
     }
 
-    /// A derivative that would be lost is refused, and one that does not depend on floats is not.
+    /// As in PyTorch: a conversion to an integer passes nothing on, and the rest of the program has its share.
     #[test]
-    fn conversions_to_integers_have_no_derivative() {
-        let refused = |text: &str| text.parse::<Program>().unwrap().derivative();
-        let name = UnaryOp::ToInt.name();
-        for text in ["float(int(s))", "s + t0[h, int(s)]", "s + t0[int(t1[h])]"] {
-            assert_eq!(refused(text), Err(ProgramError::NoDerivative { operation: name }), "{text}");
+    fn conversions_to_integers_pass_nothing_on() {
+        for text in ["float(int(s))", "t0[h, int(s)]", "t0[int(t1[h])]"] {
+            let derivative = of(text);
+            assert_eq!(derivative.score, None, "{text}");
+            assert!(derivative.reads.iter().all(|read| read.table == 0), "{text}");
         }
-        assert!(refused("s + t0[h, int(f0 * float(q))]").is_ok());
+        assert_eq!(of("s - float(int(s))").score, Some("1.0".parse().unwrap()));
         let t5 = Program::new(&library::t5_bias(0, 32, 128, true)).unwrap();
         assert_eq!(t5.derivative().unwrap().reads.len(), 1);
     }

@@ -250,12 +250,6 @@ pub enum ProgramError {
         /// The text that is accepted at that column.
         expected: String,
     },
-    /// An operation has no derivative.
-    #[error("{operation} of a number that depends on the score or on a table of floats has no derivative")]
-    NoDerivative {
-        /// The operation.
-        operation: &'static str,
-    },
     /// The program has too many operations.
     #[error("the program has {operations} operations: expected at most {}", Program::MOST_OPS)]
     TooLong {
