@@ -12,11 +12,13 @@ from typing import Any
 from flashcore_attn._errors import FlashCoreError, invalid
 
 from . import _bench
-from ._problem import EXPECTED, OURS, RANDOM, Problem
+from ._problem import EXPECTED, OURS, RANDOM, RANDOM_BACKWARD, Problem
 from ._rows import Rows
 
 #: Suites of features other than even lengths: ``features`` on a CPU, the others on a GPU.
-FEATURES = ("features", "softcap", "sinks", "packed", "documents", "bias", "decode", "backward")
+FEATURES = (
+    "features", "softcap", "sinks", "packed", "documents", "bias", "decode", "backward", RANDOM_BACKWARD, "step", "gpt",
+)  # fmt: skip
 #: The suite of several GPUs, under ``torchrun``.
 PARALLEL = "parallel"
 
@@ -44,7 +46,8 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
         "quantisation to 8 bits beside a copy of as many bytes, or time the first call with a new program",
     )
     parser.add_argument("--suite", action="append", choices=suites, default=[], help="may be repeated; mission if none")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help=f"of the problems of {RANDOM} (default 1)")
+    drawn = f"{RANDOM} and {RANDOM_BACKWARD}"
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help=f"of the problems of {drawn} (default 1)")
     parser.add_argument("--count", type=int, default=120, metavar="K", help="how many of them (default 120)")
     parser.add_argument("--problem", action="append", default=[], metavar="P", help=EXPECTED)
     parser.add_argument("--mode", choices=["warm", "cold", "both", "sustained"], default="both")
@@ -95,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     if features := [name for name in args.suite if name in FEATURES]:
         return _of_features(args, parser, features)
     if RANDOM not in args.suite and any(vars(args)[name] != parser.get_default(name) for name in ("seed", "count")):
-        parser.error(f"--seed and --count go with --suite {RANDOM}")
+        parser.error(f"--seed and --count go with --suite {RANDOM} or {RANDOM_BACKWARD}")
     try:
         problems = _problems(args, suites)
         peers = _peers(args)
@@ -134,7 +137,14 @@ def _only(
 def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, features: list[str]) -> int:
     if len(features) < len(args.suite) or args.what != "race":
         parser.error(f"--suite {features[0]} goes with race and other suites of features: {', '.join(FEATURES)}")
-    _only(args, parser, f"--suite {features[0]}", "seconds", "peers", "device", "evidence", "json", also=("suite",))
+    drawn = ("seed", "count") if RANDOM_BACKWARD in features else ()
+    options = ("seconds", "peers", "device", "start", "limit", "evidence", "json", *drawn)
+    _only(args, parser, f"--suite {features[0]}", *options, also=("suite",))
+    try:
+        _check_draw(args)
+    except ValueError as error:
+        print(f"flashcore_bench: {error}", file=sys.stderr)
+        return 2
     try:
         from ._alternating import run
     except ImportError as error:
@@ -185,12 +195,17 @@ def _first(args: argparse.Namespace) -> int:
     return run(args)
 
 
-def _problems(args: argparse.Namespace, suites: dict[str, list[Problem]]) -> list[tuple[str, Problem]]:
-    """The problems asked for, each with the suite that it belongs to."""
+def _check_draw(args: argparse.Namespace) -> None:
+    """Rejects numbers of random problems that cannot be drawn."""
     if not 0 <= args.seed < 2**64:
         raise invalid("--seed", args.seed, "a number from 0 to 2^64 - 1")
     if args.count < 1:
         raise invalid("--count", args.count, "1 or more")
+
+
+def _problems(args: argparse.Namespace, suites: dict[str, list[Problem]]) -> list[tuple[str, Problem]]:
+    """The problems asked for, each with the suite that it belongs to."""
+    _check_draw(args)
     drawn = [Problem(*p[0], *p[1:]) for p in _bench.random_problems(args.seed, args.count)]
     problems = [(name, problem) for name in args.suite for problem in (drawn if name == RANDOM else suites[name])]
     for text in args.problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import random
 import statistics
 import sys
@@ -17,6 +18,7 @@ from . import _bench, _features
 from ._peers import PEERS
 from ._problem import OURS
 from ._rows import Rows
+from ._table import of_ratios
 
 # A contestant's largest error is at most this many times that of attention in the inputs' type, plus a floor.
 _TIMES, _FLOOR = 2.0, 2e-6
@@ -110,9 +112,7 @@ def race(suite: str, work: _features.Work, seconds: float, device: str, only: li
         row["us_low"], row["us_high"] = ordered[len(ordered) // 20], ordered[-1 - len(ordered) // 20]
         row["samples"] = len(ordered)
         row["all_us"] = [round(us, 3) for us in contestant.samples[:: len(ordered) // 100 + 1]]  # at most 100
-        row["tflops"] = work.flops / row["us_median"] / 1e6
-        if work.bytes:
-            row["tb_per_s"] = work.bytes / row["us_median"] / 1e6
+        row |= work.rates(row["us_median"])
         if ours is not None and contestant is not ours:
             count = min(len(ours.samples), len(contestant.samples))
             ratios = [contestant.samples[i] / ours.samples[i] for i in range(count)]
@@ -127,14 +127,31 @@ def _judged(work: _features.Work, out: torch.Tensor) -> tuple[float, float]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Times, rates and how many times faster FlashCore was."""
-    lines = ["| problem | impl | µs | TFLOP/s | FlashCore is faster by |", "|---|---|---:|---:|---:|"]
+    has_tokens = any("tokens_per_s" in row for row in rows)
+    rate, head, digits = ("tokens_per_s", "tokens/s", 6) if has_tokens else ("tflops", "TFLOP/s", 3)
+    lines = [f"| problem | impl | µs | {head} | FlashCore is faster by |", "|---|---|---:|---:|---:|"]
     for row in rows:
         if "us_median" not in row:
             lines.append(f"| {row['problem']} | {row['impl']} | {row['fault']} | | |")
             continue
         ratio = f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})" if "ratio" in row else ""
-        lines.append(f"| {row['problem']} | {row['impl']} | {row['us_median']:.0f} | {row['tflops']:.3g} | {ratio} |")
+        lines.append(
+            f"| {row['problem']} | {row['impl']} | {row['us_median']:.0f} | {row[rate]:.{digits}g} | {ratio} |"
+        )
     return "\n".join(lines)
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    """For each suite: FlashCore against the best peer of each problem. For random problems also the worst."""
+    best: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if "ratio" in row and not row["impl"].startswith(OURS):
+            of_suite = best.setdefault(row["suite"], {})
+            of_suite[row["problem"]] = min(row["ratio"], of_suite.get(row["problem"], math.inf))
+    lines = []
+    for suite, of_suite in best.items():
+        lines += of_ratios(suite, [(ratio, problem) for problem, ratio in of_suite.items()])
+    return lines
 
 
 def _versioned(name: str) -> str:
@@ -163,6 +180,7 @@ def run(args: Any) -> int:
     except (OSError, ValueError) as error:
         print(f"flashcore_bench: {error}", file=sys.stderr)
         return 2
+    began, number = time.monotonic(), 0
     for suite in args.suite:
         if (suite == "features") == (device == "cuda"):
             where = "a CPU" if suite == "features" else "a GPU"
@@ -171,10 +189,17 @@ def run(args: Any) -> int:
         if device == "cuda":
             torch.cuda.set_device(args.device)
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        for work in _features.works(suite, device, dtype):
-            print(f"{suite}: {work.name}", file=sys.stderr, flush=True)
+        for work in _features.works(suite, device, dtype, draw=(args.seed, args.count)):
+            number += 1
+            if number < args.start:
+                continue
+            if args.limit is not None and time.monotonic() - began > args.limit:
+                print(f"flashcore_bench: time is up; --start {number} goes on from here", file=sys.stderr)
+                break
+            print(f"{suite} {number}: {work.name}", file=sys.stderr, flush=True)
             for row in race(suite, work, args.seconds, device, only):
                 kept.add(row | {"impl": _versioned(row["impl"])} | provenance)
     if not args.json:
         print(table(kept.every))
+        print(*summary(kept.every), sep="\n")
     return 1 if any(row["impl"].startswith(OURS) and row["fault"] for row in kept.every) else 0

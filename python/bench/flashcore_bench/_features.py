@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashcore_attn import flash_attn_func, flash_attn_varlen_func, flex_attention, scaled_dot_product_attention
 
-from ._problem import OURS
+from ._problem import OURS, RANDOM_BACKWARD
 
 Call = Callable[[], Any]
 
@@ -46,6 +46,11 @@ class Work:
     def flops(self) -> float:
         """FLOP of both products, over visible pairs."""
         return 2.0 * self.pairs * self.q.shape[1] * (self.q.shape[3] + self.v.shape[3])
+
+    def rates(self, us: float) -> dict[str, float]:
+        """What a row says besides the time."""
+        found = {"tflops": self.flops / us / 1e6}
+        return found | {"tb_per_s": self.bytes / us / 1e6} if self.bytes else found
 
     def output(self, who: str, result: Any) -> Tensor:
         """The result of a contestant as ``(batch, heads, sequence, head_dim)``."""
@@ -442,26 +447,43 @@ def _decode(device: str, dtype: torch.dtype, shrunk: int) -> list[Work]:
     return works(device, dtype, shrunk)
 
 
-def _backward(device: str, dtype: torch.dtype, shrunk: int) -> list[Work]:
-    from ._training import works
+def _training(whole: bool) -> Callable[[str, torch.dtype, int], Iterable[Work]]:
+    def made(device: str, dtype: torch.dtype, shrunk: int) -> Iterable[Work]:
+        from ._training import works
+
+        return works(device, dtype, shrunk, whole)
+
+    return made
+
+
+def _gpt(device: str, dtype: torch.dtype, shrunk: int) -> Iterable[Work]:
+    from ._gpt import works
 
     return works(device, dtype, shrunk)
 
 
 #: Suites by name. Each takes a device, a type and by how much to divide lengths.
-GPU_SUITES: dict[str, Callable[[str, torch.dtype, int], list[Work]]] = {
+GPU_SUITES: dict[str, Callable[[str, torch.dtype, int], Iterable[Work]]] = {
     "softcap": lambda device, dtype, shrunk: [softcap(device, dtype, shrunk)],
     "sinks": lambda device, dtype, shrunk: [sinks(device, dtype, shrunk)],
     "packed": packed,
     "documents": lambda device, dtype, shrunk: [documents(device, dtype, shrunk)],
     "bias": lambda device, dtype, shrunk: [bias(device, dtype, shrunk)],
     "decode": _decode,
-    "backward": _backward,
+    "backward": _training(whole=False),
+    "step": _training(whole=True),
+    "gpt": _gpt,
 }
 
 
-def works(suite: str, device: str, dtype: torch.dtype, shrunk: int = 1) -> list[Work]:
-    """The problems of a suite, with values."""
+def works(
+    suite: str, device: str, dtype: torch.dtype, shrunk: int = 1, draw: tuple[int, int] = (1, 1)
+) -> Iterable[Work]:
+    """The problems of a suite, with values. ``draw``: the seed and the number of random problems."""
+    if suite == RANDOM_BACKWARD:
+        from ._training import random_works
+
+        return random_works(device, shrunk, *draw)
     if suite == "features":
         return on_cpu(dtype) if shrunk == 1 else on_cpu(dtype, 2048 // shrunk, 2, 32)
     return GPU_SUITES[suite](device, dtype, shrunk)

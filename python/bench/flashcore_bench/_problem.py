@@ -10,6 +10,7 @@ from flashcore_attn._errors import invalid
 
 OURS = "flashcore"  # the name in rows that is reserved for FlashCore's kernels
 RANDOM = "random"  # the suite of problems that a seed draws
+RANDOM_BACKWARD = "random-backward"  # the gradients of such problems
 
 EXPECTED = (
     "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, "

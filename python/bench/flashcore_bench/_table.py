@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ._problem import OURS, RANDOM
+from ._problem import OURS, RANDOM, RANDOM_BACKWARD
 from ._race import Row
 
 Comparison = dict[str, Any]
@@ -90,14 +90,20 @@ def summary(rows: list[Row]) -> list[str]:
             ratios.setdefault((row["suite"], row["mode"]), []).append(found)
     lines = []
     for (suite, mode), all_of in ratios.items():
-        mean = math.exp(sum(math.log(ratio) for ratio, _ in all_of) / len(all_of))
-        least, where = min(all_of)
-        lines.append(
-            f"{suite}, {mode}: {mean:.3f} times as fast as the best peer (geometric mean of {len(all_of)}), "
-            f"least {least:.3f} at {where}"
-        )
-        if suite == RANDOM:
-            behind = sum(ratio < 1 for ratio, _ in all_of)
-            lines.append(f"behind the best peer: {behind} of {len(all_of)} ({behind / len(all_of):.1%})")
-            lines += [f"  {ratio:.3f}  {problem}" for ratio, problem in sorted(all_of)[:_WORST]]
+        lines += of_ratios(suite, all_of, f", {mode}")
+    return lines
+
+
+def of_ratios(suite: str, ratios: list[tuple[float, str]], mode: str = "") -> list[str]:
+    """The geometric mean of ratios against the best peers of problems; for random problems also the worst."""
+    mean = math.exp(sum(math.log(ratio) for ratio, _ in ratios) / len(ratios))
+    least, where = min(ratios)
+    lines = [
+        f"{suite}{mode}: {mean:.3f} times as fast as the best peer (geometric mean of {len(ratios)}), "
+        f"least {least:.3f} at {where}"
+    ]
+    if suite in (RANDOM, RANDOM_BACKWARD):
+        behind = sum(ratio < 1 for ratio, _ in ratios)
+        lines.append(f"behind the best peer: {behind} of {len(ratios)} ({behind / len(ratios):.1%})")
+        lines += [f"  {ratio:.3f}  {problem}" for ratio, problem in sorted(ratios)[:_WORST]]
     return lines

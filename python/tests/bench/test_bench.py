@@ -138,8 +138,8 @@ def test_arguments_are_checked(capsys):
 
 def test_options_that_would_be_ignored_are_refused(capsys):
     for arguments, ignored in (
-        (["--suite", "features", "--limit", "3", "--mode", "warm"], "--mode, --limit"),
-        (["--suite", "features", "--start", "2", "--overlapping"], "--overlapping, --start"),
+        (["--suite", "features", "--seed", "3", "--mode", "warm"], "--seed, --mode"),
+        (["--suite", "step", "--predict", "2", "--overlapping"], "--overlapping, --predict"),
         (["model", "--device", "1"], "--device"),
         (["quantize", "--suite", "fp8"], "--suite"),
         (["first", "--seconds", "2"], "--seconds"),

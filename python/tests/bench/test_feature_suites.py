@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from flashcore_bench import __main__, _alternating, _features  # noqa: E402
+from flashcore_bench import __main__, _alternating, _features, _gpt, _training  # noqa: E402
+
+from flashcore_attn import flash_attn_func  # noqa: E402
+from flashcore_attn.engines import flash_attn_2  # noqa: E402
 
 
 @pytest.mark.parametrize("suite", __main__.FEATURES)
 def test_a_shrunk_suite_runs_and_flashcore_is_right(suite):
     dtype = torch.float32 if suite == "features" else torch.bfloat16
-    works = _features.works(suite, "cpu", dtype, 16 if suite == "features" else 64)
+    works = list(_features.works(suite, "cpu", dtype, 16 if suite == "features" else 64, draw=(1, 6)))
     rows = [row for work in works for row in _alternating.race(suite, work, 0.0, "cpu", ["sdpa", "sdpa-math"])]
     ours = [row for row in rows if row["impl"].startswith("flashcore")]
     assert len(ours) >= len(works) and all(row["fault"] is None and row["samples"] >= 5 for row in ours), ours
@@ -22,14 +28,57 @@ def test_a_shrunk_suite_runs_and_flashcore_is_right(suite):
 
 
 def test_a_wrong_contestant_is_not_timed():
-    work = _features.works("features", "cpu", torch.float32, 16)[0]
+    work = next(iter(_features.works("features", "cpu", torch.float32, 16)))
     work.calls = {"flashcore": lambda: lambda: torch.zeros_like(work.q)}
     (row,) = _alternating.race("features", work, 0.0, "cpu", None)
     assert row["fault"].startswith("wrong") and "us_median" not in row
 
 
 def test_every_gpu_suite_is_known_to_the_command():
-    assert set(_features.GPU_SUITES) | {"features"} == set(__main__.FEATURES)
+    assert {*_features.GPU_SUITES, "features", "random-backward"} == set(__main__.FEATURES)
+
+
+def test_random_backward_problems_are_those_of_the_seed():
+    names = [work.name for work in _training.random_works("cpu", 512, 7, 5)]
+    assert names == [work.name for work in _training.random_works("cpu", 512, 7, 5)]
+    assert len(set(names)) > 1 and names != [work.name for work in _training.random_works("cpu", 512, 8, 5)]
+    with pytest.raises(SystemExit):
+        __main__.main(["--suite", "step", "--seed", "3"])
+
+
+def test_the_summary_takes_the_best_peer_of_each_problem():
+    rows = [{"suite": "random-backward", "problem": "a", "impl": impl, "ratio": ratio}
+            for impl, ratio in (("fa4 1", 0.5), ("sdpa-flash", 2.0), ("flashcore-deterministic", 0.1))]  # fmt: skip
+    rows += [{"suite": "random-backward", "problem": "b", "impl": "fa4 1", "ratio": 2.0},
+             {"suite": "random-backward", "problem": "b", "impl": "flashcore"}]  # fmt: skip
+    mean, behind, *worst = _alternating.summary(rows)
+    assert "1.000 times" in mean and "geometric mean of 2" in mean and "least 0.500 at a" in mean
+    assert behind == "behind the best peer: 1 of 2 (50.0%)" and worst == ["  0.500  a", "  2.000  b"]
+
+
+@pytest.mark.parametrize("suite", ["step", "gpt"])
+def test_the_pair_of_flash_attention_3_and_4_is_right(suite, monkeypatch):
+    """Their functions, as FlashCore serves them: what the pair passes on."""
+
+    def backward(q, k, v, out, d_out, lse, causal, softcap=0.0, window_size_left=None, window_size_right=None):
+        into = [torch.empty_like(x) for x in (q, k, v)]
+        sides = tuple(-1 if side is None else side for side in (window_size_left, window_size_right))
+        flash_attn_2._flash_attn_backward(
+            d_out, q, k, v, out, lse, *into, 0.0, q.shape[-1] ** -0.5, causal, *sides, softcap, None, False
+        )
+        return into
+
+    for name in ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["flash_attn.cute.interface"]._flash_attn_bwd = backward
+    for module in (_training, _gpt):
+        monkeypatch.setattr(module, "_flash_attention", lambda version, name="flash_attn_func": flash_attn_func)
+    works = [work for work in _features.works(suite, "cpu", torch.bfloat16, 128) if "fa3+fa4" in work.calls]
+    for work in works[:4] + works[-3:]:
+        rows = _alternating.race(suite, work, 0.0, "cpu", ["fa3+fa4", "sdpa-flash"])
+        assert {row["impl"] for row in rows} >= {"flashcore", "fa3+fa4"}
+        assert all(row["fault"] is None for row in rows), rows
+        assert suite != "gpt" or all(row["tokens_per_s"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("mean", [500, 4000])

@@ -11,8 +11,19 @@ use super::render::line;
 use super::{TableError, parsed};
 
 /// The suites with such rows.
-const SUITES: [&str; 8] =
-    ["features", "softcap", "sinks", "packed", "documents", "bias", "decode", "backward"];
+const SUITES: [&str; 11] = [
+    "features",
+    "softcap",
+    "sinks",
+    "packed",
+    "documents",
+    "bias",
+    "decode",
+    "backward",
+    "random-backward",
+    "step",
+    "gpt",
+];
 
 /// The name of a table that shows all of [`SUITES`].
 pub(super) const SUITE: &str = "features";
