@@ -443,12 +443,17 @@ def recorded(
 
 
 def without_tensors(
-    sizes: tuple[int, int, int], programs: tuple[str, str, tuple[int, ...]], slopes: bool, deterministic: bool
+    sizes: tuple[int, int, int],
+    programs: tuple[str, str, tuple[int, ...]],
+    table: str,
+    deterministic: bool,
+    dropout_p: float,
 ) -> Features:
     """The features of a call that Rust has made."""
-    (score, mask, ints), names = programs, ("alibi_slopes",) if slopes else ()
+    (score, mask, ints), names = programs, (table,) if table else ()
     return _features.Features(
-        _features.NO_LENGTHS, *sizes, None, score, mask, (), ints, deterministic=deterministic, names=names
+        _features.NO_LENGTHS, *sizes, None, score, mask, (), ints, deterministic=deterministic, names=names,
+        dropout_p=dropout_p,
     )  # fmt: skip
 
 

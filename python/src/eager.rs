@@ -8,7 +8,7 @@ use flashcore::raw::View;
 use problem::{ElementType, LengthArray, Operand, Pass, Strides, Tensor};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyCapsule, PyFloat, PyInt, PyTuple};
+use pyo3::types::{PyBool, PyCapsule, PyFloat, PyInt, PySlice, PyTuple};
 
 use crate::call::{Call, Place, Terms, code_of, options_of, program, table_code};
 use crate::error::Error;
@@ -17,7 +17,7 @@ use crate::torch::{Functions, HOST, Seen, Torch, asks, quiet, requires_grad};
 
 mod record;
 
-use record::Kept;
+use record::{Kept, KeptTable};
 
 /// PyTorch's functions, with which eager calls are made.
 #[pyclass(frozen)]
@@ -110,7 +110,7 @@ impl Eager {
     ) -> Made<'py> {
         let wanted = || {
             let mut pending = Pending::new(&self.0, q)?;
-            pending.no_dropout(dropout)?;
+            pending.dropout(dropout)?;
             let (is_causal, gqa) = (flag(is_causal)?, flag(enable_gqa)?);
             quiet(is_causal && mask.is_some())?;
             quiet(asks(q.py(), &self.0.functions.autocast_enabled)?)?;
@@ -242,13 +242,17 @@ impl<'a, 'py> Pending<'a, 'py> {
         })
     }
 
-    fn no_dropout(&self, dropout: &Bound<'_, PyAny>) -> Option<()> {
-        quiet(float(dropout)? != 0.0)
+    /// The probability of dropout. A probability with a state of its own is for Python code.
+    fn dropout(&mut self, dropout: &Bound<'_, PyAny>) -> Option<()> {
+        let p = float(dropout)?;
+        quiet(!(0.0..=1.0).contains(&p))?;
+        self.kept.dropout = p;
+        Some(())
     }
 
     /// `dropout_p`, `softmax_scale`, `causal`, `window_size` and `softcap`.
     fn flash_terms(&mut self, [dropout, scale, causal, window, cap]: &[Bound<'py, PyAny>; 5]) -> Option<()> {
-        self.no_dropout(dropout)?;
+        self.dropout(dropout)?;
         let window = window.cast_exact::<PyTuple>().ok()?;
         quiet(window.len() != 2)?;
         let bound = |side| int(&window.get_item(side).ok()?);
@@ -367,15 +371,16 @@ impl<'a, 'py> Pending<'a, 'py> {
             self.call.options.score = program(&text).ok()?;
             let dims = seen.dimensions;
             let wanted = self.needs(slopes)?;
-            self.kept.slopes = Some((slopes.clone(), (table_code(seen.dtype)?, dims), wanted));
+            let kind = (table_code(seen.dtype)?, dims);
+            self.kept.table = Some(KeptTable { name: "alibi_slopes", tensor: slopes.clone(), kind, wanted });
             self.kept.score = text;
             let view = View::new(seen.dtype, &seen.shape[..dims], &seen.strides[..dims]).ok()?;
             self.call.insert(Operand::Table(0), seen.address, view);
         }
         let chunk = int(chunk).filter(|chunk| (0..1 << 31).contains(chunk))?;
         if chunk > 0 {
-            self.kept.mask = "(q + k_len - q_len) / i0 == k / i0";
-            self.call.options.mask = program(self.kept.mask).ok()?;
+            self.kept.mask = "(q + k_len - q_len) / i0 == k / i0".to_owned();
+            self.call.options.mask = program(&self.kept.mask).ok()?;
             self.call.options.ints = vec![chunk as i32];
         }
         if let Some(sink) = sink {
@@ -397,12 +402,12 @@ impl<'a, 'py> Pending<'a, 'py> {
     /// A mask that broadcasts to `[batch, heads, rows, keys]`: truth values, or a bias.
     fn mask(&mut self, mask: &Bound<'py, PyAny>, q: &Seen, k: &Seen) -> Option<()> {
         let seen = self.see(mask)?;
-        self.needs(mask)?;
-        quiet(seen.dimensions < 2 || self.records)?;
+        let wanted = self.needs(mask)?;
+        quiet(seen.dimensions < 2)?;
         quiet(!seen.is_bool && seen.dtype != ElementType::F32 && seen.dtype != q.dtype)?;
         let whole = [q.shape[0], q.shape[1], q.shape[2], k.shape[2]];
         let (mut shape, mut strides, mut index) = (Vec::with_capacity(4), Vec::with_capacity(4), Vec::new());
-        let missing = 4 - seen.dimensions;
+        let (missing, mut kept) = (4 - seen.dimensions, [false; 4]);
         for (i, position) in ["b", "h", "q", "k"].into_iter().enumerate().skip(missing) {
             let (extent, stride) = (seen.shape[i - missing], seen.strides[i - missing]);
             quiet(extent != whole[i] && extent != 1)?;
@@ -411,23 +416,45 @@ impl<'a, 'py> Pending<'a, 'py> {
                 shape.push(extent);
                 strides.push(stride);
                 index.push(position);
+                kept[i - missing] = true;
             }
+        }
+        if self.records {
+            let tensor = self.read_of(mask, &kept[..seen.dimensions])?;
+            let kind = (table_code(seen.dtype)?, index.len().max(1));
+            self.kept.table = Some(KeptTable { name: "attn_mask", tensor, kind, wanted });
         }
         if index.is_empty() {
             (shape, strides, index) = (vec![1], vec![1], vec!["0"]);
         }
         let index = index.join(", ");
         let text = if seen.is_bool { format!("n0[{index}] != 0") } else { format!("s + t0[{index}]") };
-        let program = program(&text).ok()?;
-        let options = &mut self.call.options;
-        *(if seen.is_bool { &mut options.mask } else { &mut options.score }) = program;
+        let (options, program) = (&mut self.call.options, program(&text).ok()?);
+        if seen.is_bool {
+            (options.mask, self.kept.mask) = (program, text);
+        } else {
+            (options.score, self.kept.score) = (program, text);
+        }
         self.call.insert(Operand::Table(0), seen.address, View::new(seen.dtype, &shape, &strides).ok()?);
         Some(())
     }
 
+    /// A view of the dimensions that are kept, at the first element of the others. Autograd knows the view.
+    fn read_of(&self, mask: &Bound<'py, PyAny>, kept: &[bool]) -> Option<Bound<'py, PyAny>> {
+        if kept.iter().all(|&kept| kept) {
+            return Some(mask.clone());
+        }
+        let first = 0i64.into_pyobject(self.py).ok()?.into_any();
+        let all = PySlice::full(self.py).into_any();
+        let index = kept.iter().map(|&kept| if kept { &all } else { &first });
+        let read = mask.get_item(PyTuple::new(self.py, index).ok()?).ok()?;
+        if kept.contains(&true) { Some(read) } else { read.call_method1("reshape", (1,)).ok() }
+    }
+
     /// Allocates the results, computes them, and has autograd record the call if it must.
     fn make(mut self, tensors: [&Bound<'py, PyAny>; 3], wanted: Wanted) -> Made<'py> {
-        if self.records && self.has_gradients().is_none() {
+        let of_mask = self.kept.dropout > 0.0 && wanted == Wanted::OutLseAndNone;
+        if of_mask || self.records && self.has_gradients().is_none() {
             return Ok(None);
         }
         let Some((mut out, mut lse, place)) = self.results(tensors[0], wanted) else { return Ok(None) };
@@ -448,6 +475,18 @@ impl<'a, 'py> Pending<'a, 'py> {
             (Wanted::OutLseAndNone, Some(lse)) => PyTuple::new(self.py, [out, lse, none])?.into_any(),
             _ => out,
         }))
+    }
+
+    /// Draws the state of dropout's generator, as PyTorch's dropout draws.
+    fn draw(&mut self, q: &Bound<'py, PyAny>) -> Option<()> {
+        if self.kept.dropout > 0.0 {
+            let state = self.torch.functions.draw_rng_state.bind(self.py).call1((q,)).ok()?;
+            let view = View::dense(ElementType::I32, &[4]).ok()?;
+            self.call.insert(Operand::RngState, self.torch.describe(&state)?.address, view);
+            self.call.options.dropout = Some(self.kept.dropout as f32);
+            self.kept.state = Some(state);
+        }
+        Some(())
     }
 
     fn results(&mut self, q: &Bound<'py, PyAny>, wanted: Wanted) -> Option<Results<'py>> {
@@ -479,6 +518,7 @@ impl<'a, 'py> Pending<'a, 'py> {
             Some(lse)
         };
         self.call.set_rows([batch, heads, rows]);
+        self.draw(q)?; // last: Python code would draw again
         Some((out, lse, place))
     }
 }

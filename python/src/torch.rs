@@ -130,9 +130,11 @@ pub struct Functions {
     /// Has autograd record a call that is made, and returns its results as autograd knows them. Of q, k, v,
     /// the sinks, the call (the axis of the heads, the terms, features, lengths and the results), and tables.
     pub record: Py<PyAny>,
-    /// The features of a call without their tensors, by its sizes, programs, whether there are ALiBi slopes,
-    /// and whether gradients must have equal bits in each run.
+    /// The features of a call without their tensors, by its sizes, programs, what messages call its table,
+    /// whether gradients must have equal bits in each run, and the probability of dropout.
     pub features: Py<PyAny>,
+    /// Of q: a new state of dropout's generator.
+    pub draw_rng_state: Py<PyAny>,
 }
 
 /// PyTorch, as far as calls need it.

@@ -113,7 +113,8 @@ def left(device):
     yield flash, (q.int(), q.int(), q.int()), {}
     yield flash, (q.as_subclass(type("Own", (torch.Tensor,), {})), q, q), {}
     for options in (
-        {"dropout_p": 0.5}, {"dropout_p": 0}, {"softmax_scale": 1}, {"softmax_scale": float("nan")}, {"softcap": -1.0},
+        {"dropout_p": 0.5, "return_attn_probs": True}, {"dropout_p": 0}, {"dropout_p": 1.5},
+        {"dropout_p": float("nan")}, {"softmax_scale": 1}, {"softmax_scale": float("nan")}, {"softcap": -1.0},
         {"softcap": 1e-60}, {"window_size": [1, 1]}, {"window_size": (1, None)}, {"window_size": (-2, 0)},
         {"window_size": (1, 2, 3)}, {"causal": 1}, {"return_lse": 1}, {"attention_chunk": -1}, {"attention_chunk": 1.0},
         {"alibi_slopes": make(device, 3)}, {"alibi_slopes": make(device, 2).double()}, {"alibi_slopes": starts},
@@ -220,6 +221,23 @@ def recorded_calls(device):
     q, k = make(device, 2, 4, 5, 32, dtype=torch.float16), make(device, 2, 2, 7, 32, dtype=torch.float16)
     yield sdpa, (q, k, k[..., :16]), {"enable_gqa": True, "is_causal": True}, [q, k]
     yield sdpa, (q.transpose(1, 2).contiguous().transpose(1, 2), k, k), {"enable_gqa": True, "scale": 0.25}, [k]
+    q, k = make(device, 2, 4, 5, 32), make(device, 2, 4, 7, 32)
+    if device == "cuda":
+        q, k = q.half(), k.half()
+    for shape in ((5, 7), (1, 7), (1, 1), (4, 5, 7), (2, 1, 1, 7), (1, 4, 5, 1), (2, 4, 5, 7)):
+        bias = make(device, *shape, dtype=q.dtype)
+        yield sdpa, (q, k, k, bias), {}, [q, bias]
+        yield sdpa, (q, k, k), {"attn_mask": bias.float(), "dropout_p": 0.25}, [k]
+        yield sdpa, (q, k, k, bias > -1), {}, [q, k]
+    bias = make(device, 1, 1, 5, 7, dtype=q.dtype).expand(2, 4, 5, 7)
+    yield sdpa, (q, k, k), {"attn_mask": bias}, [q]
+    yield sdpa, (q, k, k, None, 0.5, True), {}, [q, k]
+    rows = [x.transpose(1, 2).contiguous() for x in (q, k, k)]
+    yield flash, rows, {"dropout_p": 0.3, "causal": True, "return_lse": True}, rows
+    yield flash, rows, {"dropout_p": 0.3, "alibi_slopes": make(device, 4), "attention_chunk": 3}, rows[:1]
+    starts = [torch.tensor([0, n // 2, n], dtype=torch.int32, device=device) for n in (10, 14)]
+    packed = [x.flatten(0, 1) for x in rows]
+    yield varlen, (*packed, *starts, 5, 7), {"dropout_p": 0.3}, packed
 
 
 def with_gradients(function, arguments, options, wanted):
@@ -227,6 +245,7 @@ def with_gradients(function, arguments, options, wanted):
     leaves = {id(x): x.detach().requires_grad_() for x in wanted}
     given = [leaves.get(id(x), x) for x in arguments]
     named = {name: leaves.get(id(x), x) for name, x in options.items()}
+    torch.manual_seed(0)  # for dropout
     made = function(*given, **named)
     made = [x for x in (made if isinstance(made, tuple) else (made,)) if x is not None]
     d_made = [torch.ones_like(x) * (i + 1) for i, x in enumerate(made)]
@@ -253,6 +272,16 @@ def test_recorded_calls_give_the_bits_that_python_code_gives(device, monkeypatch
                 assert (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
                 # Sums of a Hopper GPU have no fixed order.
                 assert torch.equal(x, y) if device == "cpu" else torch.allclose(x, y, 2e-2, 2e-2, True)
+
+
+def test_dropout_draws_once_for_a_call():
+    q = make("cpu", 1, 4, 2, 16)
+    torch.manual_seed(1)
+    flash(q.clone().requires_grad_(), q, q, 0.5)
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    _torch.draw_rng_state(q)
+    assert torch.equal(after, torch.rand(3))
 
 
 def packed_call():

@@ -211,11 +211,17 @@ def test_programs_and_captured_tensors_have_gradients():
         return s.softmax(-1) @ v, s.logsumexp(-1)
 
     agree(gradients(flex, [q, k, v, table], d_out, d_lse), [q, k, v, table], right, d_out, d_lse)
-    rounded = lambda s, b, h, i, j: s + s.to(torch.int32).to(torch.float32)  # noqa: E731
-    with pytest.raises(UnsupportedError, match="gradient is not computed"):
-        flex_attention(q.clone().requires_grad_(), k, v, rounded)
-    with torch.no_grad():
-        flex_attention(q.clone().requires_grad_(), k, v, rounded)
+
+    def rounded(q, k, v):  # to which a conversion to integers passes nothing on, as in PyTorch
+        score = lambda s, b, h, i, j: s + (s * 4).to(torch.int32).to(torch.float32) / 4  # noqa: E731
+        return flex_attention(q, k, v, score, return_lse=True)
+
+    def of_rounded(q, k, v):
+        s = q @ k.mT / 8**0.5
+        s = s + (s.detach() * 4).to(torch.int32) / 4
+        return s.softmax(-1) @ v, s.logsumexp(-1)
+
+    agree(gradients(rounded, [q, k, v], d_out), [q, k, v], of_rounded, d_out)
 
 
 @devices

@@ -16,13 +16,25 @@ pub(super) struct Kept<'py> {
     pub lengths: Option<[Bound<'py, PyAny>; 5]>,
     /// With whether its gradient is needed.
     pub sink: Option<(Bound<'py, PyAny>, bool)>,
-    /// With the code of their type, the number of their dimensions, and whether their gradient is needed.
-    pub slopes: Option<(Bound<'py, PyAny>, (u8, usize), bool)>,
+    pub table: Option<KeptTable<'py>>,
     /// The texts of the programs.
     pub score: String,
-    pub mask: &'static str,
+    pub mask: String,
+    /// The probability of dropout, and the state of its generator.
+    pub dropout: f64,
+    pub state: Option<Bound<'py, PyAny>>,
     /// Whether the gradients must have equal bits in each run.
     pub deterministic: bool,
+}
+
+/// The table that a call's program reads: ALiBi slopes, or a mask.
+pub(super) struct KeptTable<'py> {
+    pub name: &'static str,
+    pub tensor: Bound<'py, PyAny>,
+    /// The code of its type, and the number of its dimensions.
+    pub kind: (u8, usize),
+    /// Whether its gradient is needed.
+    pub wanted: bool,
 }
 
 impl<'py> Pending<'_, 'py> {
@@ -36,17 +48,17 @@ impl<'py> Pending<'_, 'py> {
 
     /// Whether the device computes the gradients of the call.
     pub(super) fn has_gradients(&self) -> Option<()> {
-        let Kept { sink, slopes, score, mask, .. } = &self.kept;
+        let Kept { sink, table, score, mask, .. } = &self.kept;
         let on_gpu = self.device.0 == CUDA;
         if !on_gpu && score.is_empty() && mask.is_empty() {
             return Some(());
         }
         // Head dims decide nothing on the CPU.
         let dims = if on_gpu { (self.rows[3], self.dim_v) } else { (8, 8) };
-        let tables = slopes.iter().map(|(_, kind, _)| *kind).collect();
+        let tables = table.iter().map(|table| table.kind).collect();
         let sinks = (sink.is_some(), sink.as_ref().is_some_and(|(_, wanted)| *wanted));
-        let of_tables = u8::from(slopes.as_ref().is_some_and(|(.., wanted)| *wanted));
-        let (programs, numbers) = ((score.clone(), (*mask).to_owned()), (0, self.call.options.ints.len()));
+        let of_tables = u8::from(table.as_ref().is_some_and(|table| table.wanted));
+        let (programs, numbers) = ((score.clone(), mask.clone()), (0, self.call.options.ints.len()));
         let call = (dims, code_of(self.dtype)?, programs, numbers, tables, sinks, of_tables);
         let ordinal = on_gpu.then_some(self.device.1);
         quiet(device::lacks_gradients(self.py, ordinal, call).ok()?.is_some())
@@ -63,20 +75,22 @@ impl<'py> Pending<'_, 'py> {
         let heads = if self.order == Rows::Bhsd { 1 } else { 2 };
         let (mut features, mut others) = (none(), PyTuple::empty(py));
         let deterministic = kept.deterministic;
-        let (with_slopes, with_sink) = (kept.slopes.is_some(), kept.sink.is_some());
-        if kept.lengths.is_some() || with_slopes || with_sink || !kept.mask.is_empty() || deterministic {
+        let programs = !kept.score.is_empty() || !kept.mask.is_empty();
+        let stated = kept.lengths.is_some() || programs || kept.sink.is_some() || kept.state.is_some();
+        if stated || deterministic {
             let ints = PyTuple::new(py, &self.call.options.ints)?;
-            let programs = (&kept.score, kept.mask, ints);
-            let stated = (self.sizes(), programs, with_slopes, deterministic);
+            let name = kept.table.as_ref().map_or("", |table| table.name);
+            let stated = (self.sizes(), (&kept.score, &kept.mask, ints), name, deterministic, kept.dropout);
             features = self.torch.functions.features.bind(py).call1(stated)?;
             let lengths = kept.lengths.clone().unwrap_or_else(|| [(); 5].map(|()| none()));
-            others = PyTuple::new(py, lengths.iter().chain([&none()]).collect::<Vec<_>>())?;
+            let state = kept.state.clone().unwrap_or_else(none);
+            others = PyTuple::new(py, lengths.iter().chain([&state]).collect::<Vec<_>>())?;
         }
         let sink = kept.sink.as_ref().map_or_else(none, |(sink, _)| sink.clone());
         let call = (heads, self.terms, features, others, made);
         let record = self.torch.functions.record.bind(py);
-        Ok(match &kept.slopes {
-            Some((slopes, ..)) => record.call1((q, k, v, sink, call, slopes))?,
+        Ok(match &kept.table {
+            Some(table) => record.call1((q, k, v, sink, call, &table.tensor))?,
             None => record.call1((q, k, v, sink, call))?,
         })
     }
