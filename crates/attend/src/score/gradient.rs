@@ -69,11 +69,49 @@ impl GradientPrograms<'_> {
         &self,
         k: &mut Builder,
         s: &AccTile,
-        (origin, head): (R32, Option<R32>),
+        block: (R32, Option<R32>),
         mut take: impl FnMut(&mut Builder, [usize; 2], ProgramScore),
     ) {
+        let ScorePrograms { code, wide, .. } = self.of_rows.programs;
+        let scores: Vec<Vec<F32>> = (0..s.lane_rows()).map(|i| s.row(i).collect()).collect();
+        self.walk(k, s, block, |k, at, [row, column]| {
+            at.score = Some(scores[row][column]);
+            let sees = code.mask.map(|id| at.value(k, id).bool());
+            let logit = code.score.map(|id| at.value(k, id).float());
+            let logit = match logit {
+                Some(logit) if *wide => Some(k.mul(logit, std::f32::consts::LOG2_E)),
+                logit => logit,
+            };
+            let slope = code.slope.map(|id| at.value(k, id).float());
+            take(k, [row, column], ProgramScore { logit, sees, slope });
+        });
+    }
+
+    /// Computes the indices of [`ProgramCode::of_gradient_at`](crate::ProgramCode::of_gradient_at) for each
+    /// score of a tile, as [`GradientPrograms::each`]. They do not depend on the score.
+    pub fn each_target(
+        &self,
+        k: &mut Builder,
+        tile: &AccTile,
+        block: (R32, Option<R32>),
+        mut take: impl FnMut(&mut Builder, [usize; 2], &[R32]),
+    ) {
+        let target = &self.of_rows.programs.code.target;
+        self.walk(k, tile, block, |k, at, place| {
+            let indices: Vec<R32> = target.iter().map(|&id| at.value(k, id).int()).collect();
+            take(k, place, &indices);
+        });
+    }
+
+    /// Visits the scores of a tile with the positions of each.
+    fn walk(
+        &self,
+        k: &mut Builder,
+        tile: &AccTile,
+        (origin, head): (R32, Option<R32>),
+        mut visit: impl FnMut(&mut Builder, &mut Scope<'_>, [usize; 2]),
+    ) {
         let RowPrograms { programs, rows, column, last_key, ref once, ref of_rows, .. } = self.of_rows;
-        let code = &programs.code;
         let mut at = Scope::new(programs, &rows);
         at.once.clone_from(once);
         (at.head, at.batch) = (head, Some(self.batch));
@@ -81,26 +119,16 @@ impl GradientPrograms<'_> {
         (at.first_key, at.last_key) = (Some((first, Coverage::Partial)), Some(last_key));
         let positions = head.map(|_| self.positions(k));
         let mut of_rows = of_rows.clone();
-        let none: Memo = vec![None; code.nodes.len()];
-        let scores: Vec<Vec<F32>> = (0..s.lane_rows()).map(|i| s.row(i).collect()).collect();
-        for number in 0..2 * s.n_tiles() {
-            let column = number as usize;
+        let none: Memo = vec![None; programs.code.nodes.len()];
+        for number in 0..2 * tile.n_tiles() {
             at.offset = number / 2 * 8 + number % 2;
             at.column.clone_from(&none);
             for (row, of_row) in of_rows.iter_mut().enumerate() {
                 std::mem::swap(&mut at.row, of_row);
                 at.element.clone_from(&none);
-                at.score = Some(scores[row][column]);
                 at.query = positions.as_ref().map(|positions| positions[row]);
-                let sees = code.mask.map(|id| at.value(k, id).bool());
-                let logit = code.score.map(|id| at.value(k, id).float());
-                let logit = match logit {
-                    Some(logit) if programs.wide => Some(k.mul(logit, std::f32::consts::LOG2_E)),
-                    logit => logit,
-                };
-                let slope = code.slope.map(|id| at.value(k, id).float());
+                visit(k, &mut at, [row, number as usize]);
                 std::mem::swap(&mut at.row, of_row);
-                take(k, [row, column], ProgramScore { logit, sees, slope });
             }
         }
     }

@@ -115,6 +115,9 @@ pub struct ProgramCode {
     pub(super) mask: Option<Id>,
     /// The node of the factor on the gradient of the logit, in the backward pass; `None` for a factor of 1.
     pub(super) slope: Option<Id>,
+    /// The nodes of the indices of an element of a table, in the backward pass: the element's gradient has
+    /// that of the logit as a part.
+    pub(super) target: Vec<Id>,
     /// Whether the rows of a tile are keys and its columns queries.
     pub(super) transposed: bool,
     /// Whether the values of a node are integers that never leave 32 bits.
@@ -243,13 +246,20 @@ impl ProgramCode {
     /// The code of a problem's programs. `packed` says whether the rows of a tile belong to several heads.
     pub fn new(problem: &Problem, packed: bool) -> ProgramCode {
         let Programs { score, mask, .. } = &problem.programs;
-        ProgramCode::of([score.as_ref(), mask.as_ref(), None], problem, packed)
+        ProgramCode::of([score.as_ref(), mask.as_ref(), None], &[], problem, packed)
     }
 
     /// The code of a problem's programs in the backward pass, with a factor on the gradient of the logit.
     pub fn of_gradient(problem: &Problem, factor: Option<&Program>) -> ProgramCode {
         let Programs { score, mask, .. } = &problem.programs;
-        ProgramCode::of([score.as_ref(), mask.as_ref(), factor], problem, false)
+        ProgramCode::of([score.as_ref(), mask.as_ref(), factor], &[], problem, false)
+    }
+
+    /// As [`ProgramCode::of_gradient`], with the indices of the element of a table to which the gradient is
+    /// added.
+    pub fn of_gradient_at(problem: &Problem, factor: Option<&Program>, index: &[Program]) -> ProgramCode {
+        let Programs { score, mask, .. } = &problem.programs;
+        ProgramCode::of([score.as_ref(), mask.as_ref(), factor], index, problem, false)
     }
 
     /// The code for tiles whose rows are keys and whose columns are queries.
@@ -266,14 +276,20 @@ impl ProgramCode {
 
     /// The code of the mask program alone.
     pub fn of_mask(problem: &Problem, packed: bool) -> ProgramCode {
-        ProgramCode::of([None, problem.programs.mask.as_ref(), None], problem, packed)
+        ProgramCode::of([None, problem.programs.mask.as_ref(), None], &[], problem, packed)
     }
 
-    fn of(programs: [Option<&Program>; 3], problem: &Problem, packed: bool) -> ProgramCode {
+    fn of(
+        programs: [Option<&Program>; 3],
+        target: &[Program],
+        problem: &Problem,
+        packed: bool,
+    ) -> ProgramCode {
         let code = ProgramCode { packed, ..ProgramCode::default() };
         let mut lowering = Lowering { code, ranges: Vec::new(), known: HashMap::new() };
         let [score, mask, slope] =
             programs.map(|program| program.map(|program| lowering.add(program, problem)));
+        let target = target.iter().map(|index| lowering.add(index, problem)).collect();
         let Lowering { code, ranges, .. } = lowering;
         let mut natural = vec![false; code.nodes.len()];
         for node in &code.nodes {
@@ -283,7 +299,7 @@ impl ProgramCode {
                 natural[dividend] = ranges[dividend].is_some_and(|range| range.low >= 0);
             }
         }
-        ProgramCode { score, mask, slope, natural, ..code }
+        ProgramCode { score, mask, slope, target, natural, ..code }
     }
 
     /// Whether a program reads an input.
@@ -316,7 +332,7 @@ impl ProgramCode {
 
     /// The nodes of the results.
     fn results(&self) -> impl Iterator<Item = Id> {
-        self.score.into_iter().chain(self.mask).chain(self.slope)
+        self.score.into_iter().chain(self.mask).chain(self.slope).chain(self.target.iter().copied())
     }
 
     /// The nodes on which the results depend.

@@ -219,16 +219,51 @@ fn gradients_of_tables_are_right() {
     }
 }
 
-/// A gradient at other indices than positions is refused by the table's name.
+/// Tables that are read at expressions, at other tables' elements and at several places, by atomic additions.
 #[test]
-fn gradients_at_expressions_are_refused() {
-    for (score, value) in
-        [("s + t0[k - q + 5]", "an index that is an expression"), ("s + t0[k] * t0[q]", "read at two places")]
-    {
+fn gradients_at_expressions_are_right() {
+    let tables: [(&str, &[usize]); 9] = [
+        ("s + t0[q - k + 130]", &[300]),
+        ("s * t0[h, abs(q - k)]", &[8, 131]),
+        ("s + t0[q] * t0[k]", &[131]),
+        ("s + t0[q, k] + t0[k, q] * 0.5", &[131, 131]),
+        ("s - t0[b, q / 4, k / 8] * float(h)", &[2, 33, 17]),
+        ("s + t0[n1[k]]", &[5]),
+        ("tanh(s * t0[min(q, k)])", &[131]),
+        ("s + t0[q, q]", &[131, 131]),
+        // An index is cut at the table's ends.
+        ("s + t0[q - k + 3]", &[7]),
+    ];
+    for (number, (score, extents)) in tables.into_iter().enumerate() {
+        let mut p = problem(number);
+        if number % 4 == 3 {
+            (p.lengths.q.packed, p.lengths.kv.used) = (Some(p.seq_q + 9), true);
+        }
+        p.score.softcap = (number % 5 == 4).then_some(4.0);
+        p.programs.score = program(score);
+        let dtype = [ElementType::F32, ElementType::Bf16][number % 2];
+        p.programs.tables = vec![Table::dense(dtype, extents), Table::dense(ElementType::I32, &[131])];
+        let wants = Gradients { sinks: false, tables: 1 };
+        let pass = Pass::Backward { deterministic: false, d_lse: true, wants };
+        let p = p.with_layout(Layout::Bshd).with_pass(pass);
+        check(&p, &small_plan(&p, &Arch::SM_80), number);
+    }
+}
+
+/// A deterministic gradient at other indices than positions is refused by the table's name, and so is one
+/// whose index depends on the score.
+#[test]
+fn gradients_at_other_expressions_are_refused() {
+    for (score, value, deterministic) in [
+        ("s + t0[k - q + 5]", "an index that is an expression", true),
+        ("s + t0[k] * t0[q]", "read at two places", true),
+        ("s + t0[int(s)]", "an index that depends on the score", false),
+    ] {
         let mut p = Problem::new(1, 1, 8, 32, DType::F16);
         p.programs.score = program(score);
         p.programs.tables = vec![Table::dense(ElementType::F32, &[16])];
-        let p = differentiated(p);
+        let wants = Gradients { sinks: false, tables: 1 };
+        let p = p.with_pass(Pass::Backward { deterministic, d_lse: true, wants });
         let plan = small_plan(&p, &Arch::SM_80);
         match emit(&p, &plan, &Arch::SM_80).unwrap_err() {
             KernelError::Plan(PlanError::Problem { what, value: found, .. }) => {

@@ -347,6 +347,9 @@ fn check_problem(problem: &Problem) -> Result<(), PlanError> {
             grid.check("CTAs of a table's gradient (tiles of keys · tiles of queries · heads · batch)")?;
         }
         table.sums(problem).map_or(Ok(()), |sums| sums.check())?;
+        let elements = problem.programs.tables[usize::from(table.table)].gradient().extents;
+        let elements = elements.iter().fold(1u64, |product, &extent| product.saturating_mul(extent as u64));
+        accept("elements of a table's gradient", elements, elements < 1 << 31, "fewer than 2^31")?;
     }
     Ok(())
 }

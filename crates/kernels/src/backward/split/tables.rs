@@ -3,9 +3,10 @@
 //! A CTA computes a tile of queries and keys at a time. If queries and keys index the table, the CTA owns a
 //! tile of the gradient and visits the heads and batch entries that share it. Otherwise the CTA visits the
 //! tiles along the positions that do not index the table, for one head of one batch entry, and leaves its
-//! part to the kernel of `../sums.rs`.
+//! part to the kernel of `../sums.rs`. If the indices are expressions, the CTA adds dS to elements by atomics,
+//! between the kernels of `cells.rs`.
 
-use attend::{Bound, DropoutMask, Masker, QueryNumbers, RowRange, Sequence};
+use attend::{Bound, DropoutMask, GradientPrograms, Masker, ProgramCode, QueryNumbers, RowRange, Sequence};
 use problem::{Operand, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, Shared, Target};
 use tile::{
@@ -13,6 +14,7 @@ use tile::{
     divide, mma_abt,
 };
 
+use super::cells::Cells;
 use super::cta::SplitParams;
 use super::plan::SplitPlan;
 use crate::backward::sums::{Sums, sum_of_lanes};
@@ -66,7 +68,9 @@ impl TableGradient {
 
     /// The grid of the kernel; `None` if no program reads the table.
     pub(super) fn grid(&self, problem: &Problem) -> Option<Extents> {
-        self.code.as_ref()?;
+        if self.code.is_none() && self.added.is_empty() {
+            return None;
+        }
         let rows = u64::from(TableTiles::of(problem).rows);
         let tiles = |count: usize| (count as u64).div_ceil(rows);
         let of_axis = |axis| self.extent(problem, axis);
@@ -82,9 +86,9 @@ impl TableGradient {
         }))
     }
 
-    /// The kernel that adds the parts; `None` if CTAs write the gradient.
+    /// The kernel that adds the parts; `None` if CTAs write the gradient or add to it.
     pub(super) fn sums(&self, problem: &Problem) -> Option<Sums> {
-        if self.code.is_some() && self.owner() == Owner::Tile {
+        if self.code.is_some() && self.owner() == Owner::Tile || !self.added.is_empty() {
             return None;
         }
         let positions = match self.dimension(TableAxis::Query) {
@@ -148,29 +152,52 @@ impl SplitPlan {
         target: Target,
         table: &'a TableGradient,
     ) -> Vec<Draft<'a>> {
-        let sums = table.sums(problem);
-        let mut drafts = Vec::new();
-        if let (Some(code), Some(grid)) = (&table.code, table.grid(problem)) {
-            let entry = format!("flash_backward_dtable_{}", table.table);
-            let mut k = Builder::kernel(&entry);
-            let tiles = TableTiles::of(baked);
-            k.max_threads(32 * tiles.warps());
-            let mut c = Contract::new(problem);
-            let declared = (&TENSORS[..], false, grid, self.tanh);
-            let params = SplitParams::declare(&mut k, &mut c, (problem, baked), declared, Some(code));
-            let out = TableOut::declare(&mut k, &mut c, (problem, table), sums.as_ref());
-            let launch = Launch {
-                dynamic_shared: tiles.shared_bytes(),
-                ..Launch::new(grid.launch(baked.flat), Dim3(32 * tiles.warps(), 1, 1))
-            };
-            let copy = self.copy;
-            let body = move |k: &mut Builder| {
-                TableCta::new(k, (baked, table, copy), (params, out), tiles).compute(k);
-            };
-            drafts.push(Draft::new(k, c, (&entry, launch), target, body));
+        let Some(grid) = table.grid(problem) else {
+            return table.sums(problem).map(|sums| sums.draft(problem, target)).into_iter().collect();
+        };
+        let entry = format!("flash_backward_dtable_{}", table.table);
+        if let Some(code) = &table.code {
+            let sums = table.sums(problem);
+            let mut drafts = vec![self.draft_scores(problem, baked, target, (table, code, grid), &entry)];
+            drafts.extend(sums.map(|sums| sums.draft(problem, target)));
+            return drafts;
         }
-        drafts.extend(sums.map(|sums| sums.draft(problem, target)));
+        let cells = Cells::of(problem, table.table, PARTS[usize::from(table.table)]);
+        let mut drafts = vec![cells.draft_clear(problem, target)];
+        for (i, code) in table.added.iter().enumerate() {
+            let entry = format!("{entry}_add_{i}");
+            drafts.push(self.draft_scores(problem, baked, target, (table, code, grid), &entry));
+        }
+        drafts.push(cells.draft_store(problem, target));
         drafts
+    }
+
+    /// The kernel that computes dS.
+    fn draft_scores<'a>(
+        &'a self,
+        problem: &Problem,
+        baked: &'a Baked,
+        target: Target,
+        (table, code, grid): (&'a TableGradient, &ProgramCode, Extents),
+        entry: &str,
+    ) -> Draft<'a> {
+        let sums = table.sums(problem);
+        let mut k = Builder::kernel(entry);
+        let tiles = TableTiles::of(baked);
+        k.max_threads(32 * tiles.warps());
+        let mut c = Contract::new(problem);
+        let declared = (&TENSORS[..], false, grid, self.tanh);
+        let params = SplitParams::declare(&mut k, &mut c, (problem, baked), declared, Some(code));
+        let out = TableOut::declare(&mut k, &mut c, (problem, table), sums.as_ref());
+        let launch = Launch {
+            dynamic_shared: tiles.shared_bytes(),
+            ..Launch::new(grid.launch(baked.flat), Dim3(32 * tiles.warps(), 1, 1))
+        };
+        let copy = self.copy;
+        let body = move |k: &mut Builder| {
+            TableCta::new(k, (baked, table, copy), (params, out), tiles).compute(k);
+        };
+        Draft::new(k, c, (entry, launch), target, body)
     }
 }
 
@@ -183,6 +210,8 @@ struct TableOut {
     /// Of a tile of the gradient: the extents of queries and keys, the number of heads of the gradient, and
     /// the distances of batch entries, heads, queries and keys in elements.
     tile: Option<([R32; 3], [R64; 4])>,
+    /// Of a gradient that CTAs add to: the last index, and the distance of elements, in each dimension.
+    cells: Vec<(R32, R64)>,
     /// Tiles of queries in a head.
     row_tiles: R32,
 }
@@ -195,7 +224,17 @@ impl TableOut {
         sums: Option<&Sums>,
     ) -> TableOut {
         let gradient = problem.programs.tables[usize::from(table.table)].gradient();
+        let mut cells = Vec::new();
         let (to, tile) = match sums {
+            None if !table.added.is_empty() => {
+                let of = Cells::of(problem, table.table, PARTS[usize::from(table.table)]);
+                let to = c.temporary(k, of.name, of.bytes(), Access::ReadWrite);
+                for (i, (extent, stride)) in of.extents.iter().zip(of.strides()).enumerate() {
+                    let last = c.u32(k, &format!("last_{i}"), extent.saturating_sub(1) as u32);
+                    cells.push((last, c.i64(k, &format!("cells_{i}"), stride)));
+                }
+                (to, None)
+            }
             Some(sums) => (c.temporary(k, sums.parts, sums.bytes().max(4), Access::Write), None),
             None => {
                 let to = c.operand(k, Operand::DTable(table.table)).expect("the pass wants the gradient");
@@ -221,6 +260,7 @@ impl TableOut {
             heads: c.u32(k, "heads", problem.heads_q as u32),
             batch: c.u32(k, "entries", problem.batch as u32),
             tile,
+            cells,
             row_tiles: c.u32(k, "row_tiles", problem.seq_q.div_ceil(rows as usize) as u32),
         }
     }
@@ -267,6 +307,9 @@ impl<'a> TableCta<'a> {
     }
 
     fn compute(&self, k: &mut Builder) {
+        if !self.table.added.is_empty() {
+            return self.compute_added(k);
+        }
         match self.table.owner() {
             Owner::Tile => self.compute_tile(k),
             Owner::Queries => self.compute_queries(k),
@@ -307,6 +350,35 @@ impl<'a> TableCta<'a> {
         let base = k.mul(entry, strides[0]);
         let base = k.mad(head, strides[1], base);
         self.store_tile(k, &sum, (base, tile), (extents, strides));
+    }
+
+    /// Adds dS of a tile's queries to the elements that the indices name.
+    fn compute_added(&self, k: &mut Builder) {
+        let [tile, head, batch] = [Axis::X, Axis::Y, Axis::Z].map(|axis| self.params.grid.index(k, axis));
+        let at = self.place(k, batch, head);
+        let rows = self.rows(k, &at, tile);
+        let bound = self.bound(k, &rows);
+        let end = self.end_of_rows(k, &rows, bound.end);
+        k.for_range(bound.from(), end, 1, |k, keys| {
+            self.visit_with(k, &at, [tile, keys], |k, ds, programs, block| {
+                let values: Vec<Vec<F32>> = (0..ds.lane_rows()).map(|i| ds.row(i).collect()).collect();
+                let Some(programs) = programs else { return };
+                programs.each_target(k, ds, block, |k, [row, column], indices| {
+                    let value = values[row][column];
+                    let mut to = self.out.to;
+                    for (&index, &(last, stride)) in indices.iter().zip(&self.out.cells) {
+                        let index = k.max_s(index, 0);
+                        let index = k.min_s(index, last);
+                        let index = k.zext(index);
+                        let index = k.mul(index, stride);
+                        to = Global { base: k.mad(index, 4, to.base), ..to };
+                    }
+                    let none = k.setp_f(CmpOp::Eq, value, 0.0f32); // of hidden scores, most of all
+                    let some = k.not_pred(none);
+                    k.guarded(some, |k| k.red_add(to, value));
+                });
+            });
+        });
     }
 
     /// The sums over the keys of each query, or of all scores of the tile's queries.
@@ -439,6 +511,17 @@ impl<'a> TableCta<'a> {
         [queries, keys]: [R32; 2],
         take: impl FnOnce(&mut Builder, &AccTile),
     ) {
+        self.visit_with(k, at, [queries, keys], |k, ds, _, _| take(k, ds));
+    }
+
+    /// As [`TableCta::visit`], with the programs, the first key and the head.
+    fn visit_with(
+        &self,
+        k: &mut Builder,
+        at: &HeadPlace,
+        [queries, keys]: [R32; 2],
+        take: impl FnOnce(&mut Builder, &AccTile, Option<&GradientPrograms<'_>>, (R32, Option<R32>)),
+    ) {
         let rows = self.rows(k, at, queries);
         let first_key = k.mul(keys, self.tiles.rows);
         let places = self.load(k, at, rows.first, first_key);
@@ -473,7 +556,7 @@ impl<'a> TableCta<'a> {
             dropout.drop_gradient(k, &dp, (first_key, head));
         }
         gradient.scores(k, &s, &p, &dp, &numbers);
-        take(k, &dp);
+        take(k, &dp, programs.as_ref(), (first_key, Some(at.head)));
         k.bar_sync(); // before the next tiles
     }
 
