@@ -90,6 +90,7 @@ def _lacks(q: Tensor, v: Tensor, stated: Features, wants: Wants) -> str | None:
         tuple((_cuda._TABLE_CODES[x.dtype], x.ndim) for x in stated.tables),
         (stated.sink is not None, wants.sink),
         wants.tables,
+        stated.deterministic or torch.are_deterministic_algorithms_enabled(),
     )
 
 
@@ -103,14 +104,16 @@ def lacks(q: Tensor, v: Tensor, dtype: torch.dtype, mask: Tensor | None) -> str 
     dims = (int(q.shape[-1]), int(v.shape[-1]))
     told = _lacks_gradients(
         q.get_device(), dims, _cuda._CODES[dtype], programs, (0, 0), tables, (False, False),
-        int(mask is not None and mask.requires_grad),
+        int(mask is not None and mask.requires_grad), True,
     )  # fmt: skip
     return None if told is None else REASON
 
 
 def _lacks_gradients(ordinal: int | None, *call: Any) -> str | None:
-    dims, code, programs, numbers, tables, sinks, of_tables = call
-    return _flashcore.lacks_gradients(ordinal, (dims, code, programs, numbers, list(tables), sinks, of_tables))
+    dims, code, programs, numbers, tables, sinks, of_tables, deterministic = call
+    return _flashcore.lacks_gradients(
+        ordinal, (dims, code, programs, numbers, list(tables), sinks, of_tables, deterministic)
+    )
 
 
 # Marks it as `torch.compiler.assume_constant_result` does: it is called while a graph is traced.

@@ -94,6 +94,7 @@ def _in_rust() -> Any:
         floats=lambda q, shape: q.new_empty(*shape, dtype=torch.float32),
         record=_autograd.record,
         features=_autograd.without_tensors,
+        deterministic=torch.are_deterministic_algorithms_enabled,
         draw_rng_state=draw_rng_state,
     )
     try:

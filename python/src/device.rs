@@ -55,9 +55,10 @@ pub fn explain<'py>(
 /// The facts by which a GPU has kernels for the gradients of a call: the head dims of Q and V, the code of
 /// the types as in `attend`, the texts of the score and the mask program with the numbers of their float and
 /// integer parameters, the codes of the types of the tables with the numbers of their dimensions, whether
-/// there are sinks, whether their gradient is wanted, and bits for the tables whose gradients are wanted.
+/// there are sinks, whether their gradient is wanted, bits for the tables whose gradients are wanted, and
+/// whether each run must return equal bits.
 type Differentiated =
-    ((usize, usize), u32, (String, String), (usize, usize), Vec<(u8, usize)>, (bool, bool), u8);
+    ((usize, usize), u32, (String, String), (usize, usize), Vec<(u8, usize)>, (bool, bool), u8, bool);
 
 /// Largest number of kinds of calls whose gradients are known. With more, all are forgotten.
 const MOST: usize = 1024;
@@ -88,7 +89,9 @@ pub fn lacks_gradients(
 }
 
 fn find_lack(py: Python<'_>, ordinal: Option<i32>, call: Differentiated) -> Result<Option<String>, Error> {
-    let ((dim, dim_v), dtypes, (score, mask), (floats, ints), tables, (sink, of_sinks), of_tables) = call;
+    let (dims, dtypes, (score, mask), (floats, ints), tables, (sink, of_sinks), of_tables, deterministic) =
+        call;
+    let (dim, dim_v) = dims;
     let (score, mask) = (program(&score)?, program(&mask)?);
     let Some(ordinal) = ordinal else {
         let derivative = score.map(|score| score.derivative()).transpose();
@@ -113,7 +116,7 @@ fn find_lack(py: Python<'_>, ordinal: Option<i32>, call: Differentiated) -> Resu
             })
             .collect::<Result<_, Error>>()?,
     };
-    let pass = Pass::Backward { deterministic: true, d_lse: false, wants };
+    let pass = Pass::Backward { deterministic, d_lse: false, wants };
     let problem = problem.with_layout(Layout::Bhsd).with_pass(pass);
     py.detach(|| {
         let gpu = Gpu::open(ordinal)?;

@@ -133,6 +133,8 @@ pub struct Functions {
     /// The features of a call without their tensors, by its sizes, programs, what messages call its table,
     /// whether gradients must have equal bits in each run, and the probability of dropout.
     pub features: Py<PyAny>,
+    /// Whether gradients must have equal bits in each run, whatever calls ask for.
+    pub deterministic: Py<PyAny>,
     /// Of q: a new state of dropout's generator.
     pub draw_rng_state: Py<PyAny>,
 }

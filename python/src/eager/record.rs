@@ -7,7 +7,7 @@ use super::{Pending, Rows, flag};
 use crate::call::code_of;
 use crate::device;
 use crate::error::Error;
-use crate::torch::{CUDA, quiet};
+use crate::torch::{CUDA, asks, quiet};
 
 /// The inputs and terms of a call that its backward pass needs besides q, k, v and the results.
 #[derive(Default)]
@@ -48,7 +48,7 @@ impl<'py> Pending<'_, 'py> {
 
     /// Whether the device computes the gradients of the call.
     pub(super) fn has_gradients(&self) -> Option<()> {
-        let Kept { sink, table, score, mask, .. } = &self.kept;
+        let Kept { sink, table, score, mask, deterministic, .. } = &self.kept;
         let on_gpu = self.device.0 == CUDA;
         if !on_gpu && score.is_empty() && mask.is_empty() {
             return Some(());
@@ -59,7 +59,8 @@ impl<'py> Pending<'_, 'py> {
         let sinks = (sink.is_some(), sink.as_ref().is_some_and(|(_, wanted)| *wanted));
         let of_tables = u8::from(table.as_ref().is_some_and(|table| table.wanted));
         let (programs, numbers) = ((score.clone(), mask.clone()), (0, self.call.options.ints.len()));
-        let call = (dims, code_of(self.dtype)?, programs, numbers, tables, sinks, of_tables);
+        let deterministic = *deterministic || asks(self.py, &self.torch.functions.deterministic)?;
+        let call = (dims, code_of(self.dtype)?, programs, numbers, tables, sinks, of_tables, deterministic);
         let ordinal = on_gpu.then_some(self.device.1);
         quiet(device::lacks_gradients(self.py, ordinal, call).ok()?.is_some())
     }
