@@ -63,7 +63,7 @@ if not torch.cuda.is_available():
 # Tests that call `flex_attention` without `torch.compile` and compare it with another function.
 _EAGER = ("head_bias_req_grad", "learnable_bias", "test_no_q_info", "lse_masked_output", "masked_out_rows_0_check",
           "stride_ordering")  # fmt: skip
-#: The sequence length of most tests, which without a GPU is shorter: float64 scores of the reference take gigabytes.
+#: The sequence length of most tests. Without a GPU it is shorter: float64 scores take gigabytes.
 _LENGTH, _SHORTER = "S = 2048\n", "S = 256\n"
 
 _depth = 0

@@ -2,9 +2,9 @@
 //!
 //! Reverse differentiation of expressions: from the result back to the first operation, each operation gives
 //! its arguments their shares of the derivative. Positions, integers and truth values have no derivative; a
-//! comparison that decides a `select` passes nothing on, nor does a conversion to an integer. Where a derivative
-//! does not exist, it is PyTorch's: that of `abs` at 0 is 0, that of `int` is 0 (so `floor` and rounding have a
-//! slope of 0), and `min` and `max` of equal arguments give half to each.
+//! comparison that decides a `select` passes nothing on, nor does a conversion to an integer. Where a
+//! derivative does not exist, it is PyTorch's: that of `abs` at 0 is 0, that of `int` is 0 (so `floor` and
+//! rounding have a slope of 0), and `min` and `max` of equal arguments give half to each.
 
 use super::{BinaryOp, Expr, Id, Input, Op, Program, ProgramError, UnaryOp};
 
@@ -165,7 +165,8 @@ mod tests {
         assert_eq!(of("f0 * float(q - k)"), Derivative { score: None, reads: Vec::new() });
     }
 
-    /// As in PyTorch: a conversion to an integer passes nothing on, and the rest of the program has its share.
+    /// As in PyTorch: a conversion to an integer passes nothing on, and the rest of the program has its
+    /// share.
     #[test]
     fn conversions_to_integers_pass_nothing_on() {
         for text in ["float(int(s))", "t0[h, int(s)]", "t0[int(t1[h])]"] {

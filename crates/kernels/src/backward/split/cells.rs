@@ -1,5 +1,5 @@
-//! The gradient of a table in float32 to which kernels add by atomics: the kernel that sets it to 0 before, and
-//! the kernel that stores it after them.
+//! The gradient of a table in float32 to which kernels add by atomics: the kernel that sets it to 0 before,
+//! and the kernel that stores it after them.
 
 use problem::{Operand, Problem};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Launch, SpecialReg, Target};

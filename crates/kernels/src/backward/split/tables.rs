@@ -3,8 +3,8 @@
 //! A CTA computes a tile of queries and keys at a time. If queries and keys index the table, the CTA owns a
 //! tile of the gradient and visits the heads and batch entries that share it. Otherwise the CTA visits the
 //! tiles along the positions that do not index the table, for one head of one batch entry, and leaves its
-//! part to the kernel of `../sums.rs`. If the indices are expressions, the CTA adds dS to elements by atomics,
-//! between the kernels of `cells.rs`.
+//! part to the kernel of `../sums.rs`. If the indices are expressions, the CTA adds dS to elements by
+//! atomics, between the kernels of `cells.rs`.
 
 use attend::{Bound, DropoutMask, GradientPrograms, Masker, ProgramCode, QueryNumbers, RowRange, Sequence};
 use problem::{Operand, Problem, Tensor};
