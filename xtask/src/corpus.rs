@@ -117,7 +117,7 @@ enum Reason {
 impl Reason {
     const fn words(self) -> &'static str {
         match self {
-            Reason::RedundantBarrier => "the barrier orders nothing at this launch",
+            Reason::RedundantBarrier => "the barrier or fence orders nothing at this launch",
             Reason::SameValue => "another thread or another store writes the same value",
             Reason::Masked => "a second condition hides the change",
             Reason::Rounded => "the change is lost in rounding",
