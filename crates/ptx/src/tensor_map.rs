@@ -78,8 +78,8 @@ pub enum L2Promotion {
 pub struct TensorMapSpec {
     /// Index into [`Kernel::buffers`](crate::Kernel::buffers).
     pub buffer: usize,
-    /// Bytes from the buffer's start to element (0, 0, …). In a map that wraps this element can lie before the
-    /// buffer.
+    /// Bytes from the buffer's start to element (0, 0, …). In a map that wraps this element can lie before
+    /// the buffer.
     pub offset: u64,
     /// Type of an element.
     pub element: Element,

@@ -65,8 +65,8 @@ impl<'p> Origins<'p> {
         self.rounds(block).is_some() || self.counts_down(block)
     }
 
-    /// Whether a block jumps to itself only while a register is not zero, and takes from the register the lesser
-    /// of the register and a constant, as `fmod` of a large quotient does.
+    /// Whether a block jumps to itself only while a register is not zero, and takes from the register the
+    /// lesser of the register and a constant, as `fmod` of a large quotient does.
     fn counts_down(&self, block: &BasicBlock) -> bool {
         let branch = &self.program.code[block.end as usize - 1];
         let Some((index, false)) = branch.guard.filter(|_| branch.target == block.start) else {
