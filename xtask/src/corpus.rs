@@ -117,7 +117,7 @@ enum Reason {
 impl Reason {
     const fn words(self) -> &'static str {
         match self {
-            Reason::RedundantBarrier => "the barrier orders nothing at this launch",
+            Reason::RedundantBarrier => "the barrier or fence orders nothing at this launch",
             Reason::SameValue => "another thread or another store writes the same value",
             Reason::Masked => "a second condition hides the change",
             Reason::Rounded => "the change is lost in rounding",
@@ -125,7 +125,8 @@ impl Reason {
     }
 }
 
-/// The outcome of a mutant, as `check --json` writes it.
+/// The outcome of a mutant, as `check --json` writes it; `line` is counted from the entry of CUDA C++, whose
+/// PTX begins with the variables of CUDA's headers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Mutant {
     fault: String,
@@ -476,9 +477,23 @@ impl Runner<'_> {
             seconds,
             coverage: answer["coverage"]["percent"].as_f64(),
             reasons: reasons.into_iter().take(3).map(|reason| short(&reason, &folders)).collect(),
-            mutants: serde_json::from_value(answer["mutants"].clone()).unwrap_or_default(),
+            mutants: from_entries(
+                serde_json::from_value(answer["mutants"].clone()).unwrap_or_default(),
+                &std::fs::read_to_string(ptx).unwrap_or_default(),
+            ),
         })
     }
+}
+
+/// Mutants whose lines are counted from the `.entry` before them.
+fn from_entries(mut mutants: Vec<Mutant>, ptx: &str) -> Vec<Mutant> {
+    let entries: Vec<u32> =
+        ptx.lines().zip(1..).filter_map(|(line, at)| line.contains(".entry ").then_some(at)).collect();
+    for mutant in &mut mutants {
+        let entry = entries.iter().rfind(|entry| **entry <= mutant.line);
+        mutant.line -= entry.copied().unwrap_or(0);
+    }
+    mutants
 }
 
 /// A reason without the names of this machine's folders, cut to 400 characters.
@@ -539,6 +554,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn lines_of_mutants_are_counted_from_their_entry() {
+        let mutant = |line| Mutant { fault: String::new(), orders: false, line, fate: Fate::Same };
+        let lines = |ptx| from_entries([0, 2, 5].map(mutant).into(), ptx).iter().map(|m| m.line).collect();
+        let found: Vec<u32> = lines("//\n.entry a(\n\n.entry b(\nret;\n");
+        assert_eq!(found, [0, 0, 1]);
+        let found: Vec<u32> = lines("");
+        assert_eq!(found, [0, 2, 5]);
     }
 
     #[test]

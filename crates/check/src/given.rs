@@ -76,6 +76,9 @@ pub struct GivenMap {
     #[serde(rename = "box")]
     pub box_extents: Vec<u32>,
     pub swizzle: Swizzle,
+    /// As [`TensorMapSpec::wraps`]; `offset` is then taken modulo 2^64.
+    #[serde(default)]
+    pub wraps: bool,
 }
 
 /// The value of a parameter. Numbers are given by their bits.
@@ -225,7 +228,7 @@ impl GivenLaunch {
             box_extents: map.box_extents.clone(),
             swizzle: map.swizzle,
             l2_promotion: L2Promotion::default(),
-            wraps: false,
+            wraps: map.wraps,
         };
         Kernel {
             module,

@@ -78,7 +78,8 @@ pub enum L2Promotion {
 pub struct TensorMapSpec {
     /// Index into [`Kernel::buffers`](crate::Kernel::buffers).
     pub buffer: usize,
-    /// Bytes from the buffer's start to element (0, 0, …).
+    /// Bytes from the buffer's start to element (0, 0, …). In a map that wraps this element can lie before
+    /// the buffer.
     pub offset: u64,
     /// Type of an element.
     pub element: Element,
@@ -188,7 +189,8 @@ impl TensorMapSpec {
         let known = format!("0 to {}", buffers.len().saturating_sub(1));
         accept("buffer", self.buffer, self.buffer < buffers.len(), &known)?;
         let BufferSpec { name, bytes, .. } = &buffers[self.buffer];
-        let needed = u128::from(self.offset) + self.reach();
+        let is_before = self.wraps && self.offset > i64::MAX as u64;
+        let needed = if is_before { 0 } else { u128::from(self.offset) + self.reach() };
         let reached = format!("at least {needed}, which the extents reach");
         self.check()
             .and_then(|()| accept("buffer's bytes", bytes, needed <= *bytes as u128, &reached))
@@ -232,6 +234,8 @@ mod tests {
         let buffers = [BufferSpec { name: "k".into(), bytes: 512 * 128, access: Access::Read }];
         assert_eq!(spec().check_in(&buffers), Ok(()));
         assert_eq!((spec().box_bytes(), spec().reach()), (128 * 128, 512 * 128));
+        let before = TensorMapSpec { offset: 16u64.wrapping_neg(), wraps: true, ..spec() };
+        assert_eq!(before.check_in(&buffers), Ok(()));
         type Change = fn(&mut TensorMapSpec);
         let cases: [(Change, &str); 11] = [
             (|s| s.extents.clear(), "invalid value '0' for rank"),

@@ -17,6 +17,8 @@ _TYPE = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.([bufs]\d+)\b[^,\[]*(?:\[(\d+)\])?")
 #: Bytes of a tensor map, and its alignment.
 _MAP_BYTES, _MAP_ALIGN = 128, 64
+#: Extents from this on stand for any length. CUTLASS and Triton use 2^30 and 2^31 - 1.
+_UNBOUNDED = 1 << 30
 #: Elements by their number in a tensor map, as ``tensormap.replace`` of PTX counts them.
 _ELEMENTS = ("u8", "u16", "u32", "i32", "u64", "i64", "f16", "f32", "f32", "f64", "bf16", "f32", "f32")
 _SWIZZLES = ("none", "32", "64", "128")
@@ -89,11 +91,20 @@ class TensorMap:
             tuple(box + 1 for box in boxes[:rank]),
         )
 
-    def described(self, buffer: dict[str, int]) -> dict[str, Any]:
-        """The map in a request, on the buffer that holds its address."""
+    def described(self, buffer: dict[str, int], before: int = 0) -> dict[str, Any]:
+        """The map in a request, on the buffer that holds the byte that lies ``before`` bytes behind its address."""
         given = {name: list(getattr(self, name)) for name in ("extents", "strides", "box")}
-        place = {"buffer": buffer["index"], "offset": buffer["offset"]}
-        return {**place, "element": self.element, "swizzle": self.swizzle, **given}
+        place = {"buffer": buffer["index"], "offset": (buffer["offset"] - before) % 2**64}
+        wraps = max(self.extents) >= _UNBOUNDED
+        return {**place, "element": self.element, "swizzle": self.swizzle, "wraps": wraps, **given}
+
+    def shifts(self) -> Iterator[int]:
+        """Bytes from the map's address to a tensor along a dimension that stands for any length: a coordinate
+        counts from the end of this dimension, so that the hardware drops rows beyond a sequence."""
+        yield 0
+        for extent, stride in zip(self.extents[1:], self.strides):
+            if extent >= _UNBOUNDED:
+                yield extent * stride
 
 
 def run(function: Function, grid: Grid, pointers: Sequence[int]) -> None:
@@ -129,11 +140,15 @@ def _fields(memory: Memory, maps: list[dict[str, Any]], name: str, data: bytes) 
     while at < len(data):
         size = next(size for size in (8, 4, 2, 1) if at % size == 0 and at + size <= len(data))
         bits = int.from_bytes(data[at : at + size], "little")
-        given = memory.known(f"{name}+{at}" if at else name, bits) if size == 8 else None
+        place = f"{name}+{at}" if at else name
+        given = memory.known(place, bits) if size == 8 else None
         is_aligned = at % _MAP_ALIGN == 0 and at + _MAP_BYTES <= len(data)
-        tensor_map = TensorMap.of(data[at : at + _MAP_BYTES]) if given and is_aligned else None
-        if given and tensor_map:
-            maps.append(tensor_map.described(given["buffer"]))
-            given, size = {"map": len(maps) - 1}, _MAP_BYTES
+        tensor_map = TensorMap.of(data[at : at + _MAP_BYTES]) if is_aligned else None
+        for shift in tensor_map.shifts() if tensor_map else ():
+            tensor = memory.known(place, bits + shift)
+            if tensor and tensor_map:
+                maps.append(tensor_map.described(tensor["buffer"], shift))
+                given, size = {"map": len(maps) - 1}, _MAP_BYTES
+                break
         yield at, given or {_TYPE[size]: bits}
         at += size

@@ -34,6 +34,11 @@ def _on_cpu(device: Any) -> Any:
     return "cpu" if is_cuda(device) or (isinstance(device, int) and not isinstance(device, bool)) else device
 
 
+class _Moved(str):
+    """The CPU in a call that was changed before: where a mode such as ``torch.device(…)`` sees a call, PyTorch calls
+    the changed method again."""
+
+
 class _Stream:
     """A stream. All work is done when a function returns."""
 
@@ -266,12 +271,17 @@ class Patch:
         for name, answer in (("is_cuda", True), ("is_cpu", False)):
             self._set(tensor, name, property(_answer(answer)))
 
+        def stays(device: Any) -> Any:
+            on_cpu = _on_cpu(device)
+            return device if on_cpu is device else _Moved(on_cpu)
+
         def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
             given = [*args[:1], kwargs.get("device")]
-            leaves = any(str(device).split(":")[0] == "cpu" for device in given if not hasattr(device, "data_ptr"))
-            args = tuple(_on_cpu(arg) if index == 0 else arg for index, arg in enumerate(args))
+            given = [device for device in given if not isinstance(device, _Moved) and not hasattr(device, "data_ptr")]
+            leaves = any(str(device).split(":")[0] == "cpu" for device in given)
+            args = tuple(stays(arg) if index == 0 else arg for index, arg in enumerate(args))
             if "device" in kwargs:
-                kwargs["device"] = _on_cpu(kwargs["device"])
+                kwargs["device"] = stays(kwargs["device"])
             result = to(self, *args, **kwargs)
             # On a GPU this makes a copy, which a program may rely on.
             return result.clone() if leaves and result is self else result

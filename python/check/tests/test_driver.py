@@ -74,6 +74,14 @@ def test_a_tensor_map_is_read_from_its_bytes() -> None:
     assert _driver.TensorMap.of(struct.pack("<8Q", 0x560F20CBE600, 0, *words[2:]) + bytes(64)) is None
 
 
+def test_a_tensor_map_of_sequences_of_any_length() -> None:
+    """Rows of 128 halves counted from the end of a dimension of 2^30, and from the beginning of another one."""
+    found = _driver.TensorMap(0x1000 - (128 << 30), "f16", "128", (64, 1 << 30, 2**31 - 1), (128, 128), (64, 64, 1))
+    assert list(found.shifts()) == [0, 128 << 30, 128 * (2**31 - 1)]
+    described = found.described({"index": 2, "offset": 32}, 128 << 30)
+    assert (described["offset"], described["wraps"]) == (2**64 + 32 - (128 << 30), True)
+
+
 def test_a_stand_in_for_a_library() -> None:
     if platform.machine() not in ("x86_64", "aarch64"):
         with pytest.raises(_standin.UnsupportedMachine, match=platform.machine()):

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 KERNELS = Path(__file__).with_name("kernels.py")
 
 SUITE = """
+import contextlib
 import flashcore_check
 import pytest
 import torch
@@ -51,6 +52,14 @@ def test_table_of_addresses():
     gather_kernel[(3,)](table, out, 40, BLOCK=64)
     torch.testing.assert_close(out, torch.stack(parts))
     assert table.tolist() == [part.data_ptr() for part in parts]
+
+
+@pytest.mark.parametrize("context", [contextlib.nullcontext(), torch.device("cuda")])
+def test_moves(context):
+    with context:
+        x = torch.zeros(8)
+        assert x.to(x.device) is x and x.to("cuda") is x and x.to(device="cuda") is x and x.cuda() is x
+        assert x.to("cpu") is not x and x.to(device="cpu") is not x and x.cpu() is not x
 
 
 def test_tensor_descriptors():
@@ -139,7 +148,7 @@ def test_expected(check_launches):
     assert check_launches[-1].hazards[0]["kind"] == "race"
     assert check_launches[-1].kernel == "racy_sum_kernel" and check_launches[-1].grid == (8, 1, 1)
 """
-PASSED = 11
+PASSED = 13
 FAILED = {
     "test_race": "race at kernels.py:",
     "test_uninitialised": "uninitialised_read at kernels.py:",

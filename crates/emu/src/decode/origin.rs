@@ -1,14 +1,14 @@
 //! Finds out from which instructions the values of registers come, whatever way a thread takes.
 
-use ptx::{BinaryOp, Op};
+use ptx::{BinaryOp, CmpOp, Op, Type};
 
 use super::by_slot::BySlot;
 use super::effects::{Uses, defines, operand_list, passes_on, uses};
 use super::flow::BasicBlock;
-use super::{Call, Class, Program, Slot};
+use super::{Call, Class, Inst, Program, Slot};
 use crate::semantics::scalar::{compare, evaluate};
 
-/// The most rounds of a loop that counts to a constant.
+/// The most rounds of a loop that is known to end.
 const MOST_ROUNDS: u32 = 1 << 12;
 
 /// The instructions that write each register.
@@ -60,10 +60,58 @@ impl<'p> Origins<'p> {
         true
     }
 
-    /// Whether a block that jumps to itself ends: a register counts from a constant by a constant until it
-    /// has passed a constant.
-    pub fn counts_to_a_constant(&self, block: &BasicBlock) -> bool {
-        self.rounds(block).is_some()
+    /// Whether a block that jumps to itself ends, whatever values the thread has loaded.
+    pub fn ends(&self, block: &BasicBlock) -> bool {
+        self.rounds(block).is_some() || self.counts_down(block)
+    }
+
+    /// Whether a block jumps to itself only while a register is not zero, and takes from the register the
+    /// lesser of the register and a constant, as `fmod` of a large quotient does.
+    fn counts_down(&self, block: &BasicBlock) -> bool {
+        let branch = &self.program.code[block.end as usize - 1];
+        let Some((index, false)) = branch.guard.filter(|_| branch.target == block.start) else {
+            return false;
+        };
+        let guard = Slot { class: Class::Pred, index };
+        let mut needed = vec![guard];
+        if let Some(and) = self.only_writer(guard, block)
+            && matches!(and.op, Op::Binary(BinaryOp::And, Type::Pred, _))
+            && and.negated == 0
+        {
+            needed.extend(&and.s[..2]);
+        }
+        needed.iter().any(|test| {
+            let Some(test) = self.only_writer(*test, block) else { return false };
+            let is_not_zero = matches!(test.op, Op::Setp { cmp: CmpOp::Ne, combine: None, ty, .. } if ty.bits() == 32 && !ty.is_float())
+                && self.constant(test.s[1]) == Some(0);
+            is_not_zero && self.takes_lesser(test.s[0], block)
+        })
+    }
+
+    /// Whether each round takes the lesser of a register and a constant from the register.
+    fn takes_lesser(&self, counter: Slot, block: &BasicBlock) -> bool {
+        let inside = |pc: &&u32| (block.start..block.end).contains(*pc);
+        let mut writers = self.writers[counter].iter().filter(inside);
+        let (Some(&at), None) = (writers.next(), writers.next()) else { return false };
+        let take = &self.program.code[at as usize];
+        let Some(lesser) = self.only_writer(take.s[1], block) else { return false };
+        let constant = match lesser.s {
+            [a, b, ..] if a == counter => self.constant(b),
+            [a, b, ..] if b == counter => self.constant(a),
+            _ => None,
+        };
+        matches!(take.op, Op::Binary(BinaryOp::Sub, ty, _) if !ty.is_float())
+            && take.guard.is_none()
+            && take.s[0] == counter
+            && matches!(lesser.op, Op::Binary(BinaryOp::Min, Type::U32, _))
+            && constant.is_some_and(|constant| constant >= (1 << 32) / u64::from(MOST_ROUNDS))
+    }
+
+    /// The one instruction that writes a register, if it lies in the block and has no guard.
+    fn only_writer(&self, slot: Slot, block: &BasicBlock) -> Option<&Inst> {
+        let [pc] = self.writers[slot][..] else { return None };
+        let inst = &self.program.code[pc as usize];
+        ((block.start..block.end).contains(&pc) && inst.guard.is_none()).then_some(inst)
     }
 
     /// The number of rounds of a loop of one block.

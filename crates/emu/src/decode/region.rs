@@ -48,7 +48,7 @@ fn region(program: &Program, blocks: &[BasicBlock], origins: &Origins, from: usi
         }
         work.extend(&block.successors);
     }
-    (!inside[from] && ends(blocks, &inside, origins)).then_some(region)
+    ends(blocks, &inside, origins).then_some(region)
 }
 
 /// Whether an instruction reads nothing that another thread may write, and writes nothing that another thread
@@ -70,13 +70,13 @@ fn only_writes_of_the_thread(inst: &Inst, origins: &Origins) -> bool {
     }
 }
 
-/// Whether lanes leave the blocks `inside`, whichever way they take: these hold no loops but such that count
-/// to a constant. A value that decides how often a loop runs may keep the thread from ending.
+/// Whether lanes leave the blocks `inside`, whichever way they take: these hold no loops but such that end
+/// after a limited number of rounds. Another value may keep the thread from ending.
 fn ends(blocks: &[BasicBlock], inside: &[bool], origins: &Origins) -> bool {
     let next = |at: usize| {
         let successors =
             blocks[at].successors.iter().copied().filter(|next| inside.get(*next) == Some(&true));
-        successors.filter(move |next| *next != at || !origins.counts_to_a_constant(&blocks[at]))
+        successors.filter(move |next| *next != at || !origins.ends(&blocks[at]))
     };
     let all: Vec<usize> = (0..blocks.len()).filter(|at| inside[*at]).collect();
     let mut before = vec![0; blocks.len()];

@@ -199,7 +199,7 @@ impl<'a> Env<'a> {
         } else {
             Cow::Borrowed(spec)
         };
-        self.check_grid_wait(warp, inst, lane, GlobalMemory::base(spec.buffer) + spec.offset);
+        self.check_grid_wait(warp, inst, lane, GlobalMemory::base(spec.buffer));
         let slots = context.program.slots(inst);
         let coordinates: Vec<i32> = slots.iter().map(|s| warp.registers.lane(*s, lane) as i32).collect();
         if coordinates.len() != spec.extents.len() {

@@ -131,10 +131,21 @@ mod tests {
             ..spec(&[16, 4], &[16, 4, 1, 1], Swizzle::None)
         };
         assert_eq!(spec.check(), Ok(()));
-        let pieces = pieces(&spec, &[0, (1 << 30) - 2, 3 + 2, 1 << 30], 1024);
-        let rows: Vec<_> = pieces.iter().step_by(2).map(|p| (p.global, p.inside)).collect();
-        assert_eq!(rows[..2], [(32 + 3 * 32, (0, 16)), (32 + 4 * 32, (0, 16))]);
-        assert!(rows[2..].iter().all(|(_, inside)| *inside == (0, 0)));
+        // The same by an address before the buffer.
+        let shifted = TensorMapSpec {
+            offset: 32u64.wrapping_sub(32 << 30),
+            extents: vec![16, 1 << 30, 1 << 31],
+            strides: vec![32, 32],
+            box_extents: vec![16, 4, 1],
+            ..spec.clone()
+        };
+        let by_stride = pieces(&spec, &[0, (1 << 30) - 2, 3 + 2, 1 << 30], 1024);
+        let by_address = pieces(&shifted, &[0, (1 << 30) - 2, 3 + 2], 1024);
+        for pieces in [by_stride, by_address] {
+            let rows: Vec<_> = pieces.iter().step_by(2).map(|p| (p.global, p.inside)).collect();
+            assert_eq!(rows[..2], [(32 + 3 * 32, (0, 16)), (32 + 4 * 32, (0, 16))]);
+            assert!(rows[2..].iter().all(|(_, inside)| *inside == (0, 0)));
+        }
     }
 
     #[test]
