@@ -48,7 +48,7 @@ def main() -> int:
         if hasattr(peer, "prepared"):
             path = peer.prepared(path)
         sys.path.insert(0, str(path.parent))
-        options = ["-q", "-p", "no:cacheprovider", "--noconftest", "--no-header", "--tb=no"]
+        options = ["-q", "-p", "no:cacheprovider", "--noconftest", "--no-header", "--tb=line"]
         options += [f"--rootdir={args.folder}", *(["-k", args.k] if args.k else [])]
         pytest.main([*options, str(path)], [outcomes, peer])
         sys.path.remove(str(path.parent))
