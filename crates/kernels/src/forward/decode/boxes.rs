@@ -7,7 +7,7 @@ use tile::SwizzledTile;
 
 use super::emit::Decode;
 use super::line::LineCursor;
-use super::plan::DecodePlan;
+use super::plan::{DecodePlan, NAME};
 use super::slices::Slice;
 use crate::contract::Contract;
 use crate::error::accept;
@@ -15,8 +15,6 @@ use crate::forward::contract::{check_tensor_map, declare_map};
 use crate::forward::lengths::{batch_rows, check_ragged};
 use crate::{Arch, Dims, PlanError};
 
-/// The name of the family in errors.
-const NAME: &str = "decode";
 /// Rows of the swizzle atom, which a box must not cut.
 const ATOM_ROWS: usize = 8;
 

@@ -19,7 +19,7 @@ pub(super) const ROWS: u32 = 16;
 const MOST_LATENT_ROWS: usize = 128;
 
 /// The family's name in errors.
-const NAME: &str = "decode";
+pub(super) const NAME: &str = "decode";
 
 /// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
