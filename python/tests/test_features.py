@@ -411,7 +411,7 @@ def test_what_no_program_can_state_is_refused_with_its_line():
         (lambda s, b, h, q, k: s + x, r"an array of shape \(1, 1, 4, 8\) as a number"),
         (lambda s, b, h, q, k: s + math.floor(q / 2), "a Python number of a score|the attribute|cannot be part"),
         (lambda s, b, h, q, k: s + 2**40, "the integer 1099511627776 cannot be part of a program"),
-        (lambda s, b, h, q, k: flashcore_attn.table(x)[0, q] + s, "a row of an array"),
+        (lambda s, b, h, q, k: flashcore_attn.table(x)[0, q] + s, r"a row of shape \(4, 8\) of an array"),
         (lambda s, b, h, q, k: s & 1, "& of floating-point numbers"),
     ]:
         with pytest.raises((flashcore_attn.UnsupportedError, TypeError), match=words):
