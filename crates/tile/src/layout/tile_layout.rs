@@ -90,7 +90,7 @@ impl TileLayout {
         if self.group() == 1 { 1 } else { BANK_CHUNKS }
     }
 
-    /// [`TileLayout::offset`] of a row and chunk known at run time. With panels, the chunk is one of the first.
+    /// [`TileLayout::offset`] of a row and chunk known at run time. With panels, the chunk is in the first.
     pub fn emit_offset(self, k: &mut Builder, row: R32, chunk: R32) -> R32 {
         let group = self.group();
         let place = if group == 1 {

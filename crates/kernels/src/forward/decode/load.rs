@@ -1,8 +1,9 @@
 //! The warps' requests of keys and values, a block ahead.
 
 use ptx::{Builder, CmpOp, Global, Pointer, R32, R64, Shared, Src};
-use tile::TileCopy;
+use tile::{SwizzledTile, TileCopy};
 
+use super::boxes::PageBoxes;
 use super::emit::{Decode, TensorStart};
 use super::line::LineCursor;
 use super::slices::Slice;
@@ -65,6 +66,70 @@ impl Decode<'_> {
         k.if_else(whole, |k| load(k, None), |k| load(k, Some(limit)));
     }
 
+    /// Copies the warp's keys and values of a block into a stage, whose mbarrier counts the bytes. Rows
+    /// beyond the keys are filled with zeros. `was_read` says whether the lanes have read the stage before.
+    fn load_boxes(
+        &self,
+        k: &mut Builder,
+        at: &LineCursor,
+        boxes: [PageBoxes; 2],
+        (stage, barrier, was_read): (R32, Shared, bool),
+    ) {
+        let [_, limit] = self.rows_of_warp(k, at);
+        let page_rows = self.baked.pages.unwrap_or(1);
+        let parts: Vec<_> = (boxes.iter())
+            .zip(self.slices)
+            .map(|(boxes, slice)| {
+                let tile = self.plan.boxes(slice, page_rows);
+                let places = (0..tile.boxes).map(|i| self.place_of_box(k, boxes, &tile, (i, limit)));
+                let places: Vec<_> = places.collect();
+                let column = match self.plan.dim_warps {
+                    1 => k.mov(0),
+                    _ => k.mad(self.part, slice.columns, slice.first),
+                };
+                (tile, boxes.map, column, places)
+            })
+            .collect();
+        let tiles = self.ring.tiles(k, stage);
+        let elected = k.elect(u32::MAX);
+        k.if_(elected, |k| {
+            if was_read {
+                k.fence_proxy_async_shared();
+            }
+            k.mbarrier_arrive_expect_tx(barrier, self.ring.stage_bytes);
+            for ((tile, map, first, places), to) in parts.iter().zip(tiles) {
+                for (index, &[row, end]) in (0..).zip(places) {
+                    let to = to.at((index * tile.box_rows() * tile.row_bytes()).into());
+                    for panel in 0..tile.panels() {
+                        let to = to.at((panel * tile.panel_bytes()).into());
+                        let column = k.add(*first, panel * tile.panel());
+                        let place = [column.into(), row.into(), at.head.into(), end.into()];
+                        tile.load_ragged(k, to, *map, place, barrier);
+                    }
+                }
+            }
+        });
+    }
+
+    /// The coordinates of a box: those of the page and the row that a lane has found for the first row of the
+    /// box.
+    fn place_of_box(
+        &self,
+        k: &mut Builder,
+        boxes: &PageBoxes,
+        tile: &SwizzledTile,
+        (index, limit): (u32, R32),
+    ) -> [R32; 2] {
+        let before = index * tile.box_rows();
+        let [page, row] = self.ring.next.map(|next| k.shfl_idx(next, before));
+        let left = k.sub(limit, before);
+        let left = k.max_s(left, 0);
+        let left = k.min_s(left, tile.box_rows());
+        let start = k.mad(page, boxes.page_rows, row);
+        let zero = k.mov(0);
+        SwizzledTile::ragged_at(k, zero, [start, left])
+    }
+
     /// Copies rows at strides, the first of which is `first`.
     fn load_strided(
         &self,
@@ -122,7 +187,7 @@ impl Decode<'_> {
 
     /// The first row of a block that the warp loads, and the number of rows from there to the end of the
     /// sequence.
-    pub(super) fn rows_of_warp(&self, k: &mut Builder, at: &LineCursor) -> [R32; 2] {
+    fn rows_of_warp(&self, k: &mut Builder, at: &LineCursor) -> [R32; 2] {
         let origin = k.mul(at.block, self.plan.block_n());
         let first = match self.plan.dim_warps {
             1 => k.mad(self.part, self.plan.warp_keys, origin),
