@@ -1,8 +1,8 @@
 """PyTorch's tests of FlexAttention, in which ``torch.compile`` means FlashCore.
 
-The tests compare a compiled call with an eager one in the same type, and both with one in float64. The eager ones stay
-PyTorch's; inside a function that a test compiles, and in the tests that compile nothing, ``flex_attention`` is
-FlashCore's. Both passes are judged: the tests take the gradients, which PyTorch's own CPU kernels lack.
+The tests compare a compiled call with an eager call in the same type, and both with a call in float64. Eager
+calls remain PyTorch's. Calls in a function that a test compiles, and calls of tests that compile nothing, are
+FlashCore's. The tests also compare gradients, which PyTorch's own CPU kernels lack.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ mod tests {
             ..spec(&[16, 4], &[16, 4, 1, 1], Swizzle::None)
         };
         assert_eq!(spec.check(), Ok(()));
-        // The same by an address before the buffer.
+        // This map names the same rows by an address before the buffer.
         let shifted = TensorMapSpec {
             offset: 32u64.wrapping_sub(32 << 30),
             extents: vec![16, 1 << 30, 1 << 31],

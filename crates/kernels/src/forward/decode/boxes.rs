@@ -69,7 +69,10 @@ impl DecodePlan {
             check_ragged(problem, tensor, NAME)?;
             let ([pages, heads, ..], strides) = (problem.extents(tensor), problem.strides(tensor));
             let repeats = pages > 1 && strides.batch == 0 || heads > 1 && strides.head == 0;
-            accept("stride", 0, !repeats, "other than 0 between pages and heads with TMA")?;
+            if repeats {
+                let (stride, accepted) = (format!("{} stride", tensor.name()), "other strides with TMA");
+                return Err(PlanError::unsupported(NAME, stride, 0, accepted));
+            }
         }
         Ok(())
     }
