@@ -4,7 +4,8 @@
 //! A CTA's piece of the line holds the end of one tile, whole tiles, and the beginning of another tile, so
 //! that a CTA leaves at most two partial results, whatever the number of sequences. Warps merge as in
 //! [`StreamKMerge`](super::StreamKMerge): the warp that completes a tile's count reads all parts in the order
-//! of the keys, so the result does not depend on which warp is last, and no warp waits.
+//! of the keys, or, if they are many, the merged parts of groups. So the result does not depend on which warp
+//! is last, and no warp waits.
 
 use ptx::{Builder, CmpOp, Global, Pred, R32};
 use tile::{AccTile, Pieces, Threads};
@@ -12,8 +13,8 @@ use tile::{AccTile, Pieces, Threads};
 use super::stream_k::{count_in, part_vectors, warp_bytes};
 use crate::OnlineSoftmax;
 
-/// Parts of a group. A tile of more than [`FLAT`] parts is merged in two steps, so that no warp reads all of
-/// them: the last warp of each group merges its parts, and the last one of these the groups.
+/// Parts of a group. A tile of many parts is merged in two steps, so that no warp reads all of them: the last
+/// warp of each group merges its parts, and the last one of these warps merges the groups.
 const GROUP: u32 = 8;
 
 /// Number of parts that a warp loads at once: up to eight, in at most 96 registers.
@@ -65,7 +66,7 @@ impl LineMerge {
         let own = place(k, self.cta);
         softmax.write_rows(k, o, self.lane_rows, own);
         let others = k.sub(last, first);
-        // The parts that remain are those of every `stride`-th CTA.
+        // The last step merges the parts of every `stride`-th CTA.
         let [stride, complete]: [R32; 2] = [k.mov(1), k.mov(1)];
         // A second step takes about as long as three loads of `at_once` parts.
         let at_once = parts_at_once(o, self.lane_rows);
