@@ -88,7 +88,7 @@ impl GradientPrograms<'_> {
     }
 
     /// Computes the indices of [`ProgramCode::of_gradient_at`](crate::ProgramCode::of_gradient_at) for each
-    /// score of a tile, as [`GradientPrograms::each`]. They do not depend on the score.
+    /// score of a tile, as `GradientPrograms::each`. They do not depend on the score.
     pub fn each_target(
         &self,
         k: &mut Builder,
