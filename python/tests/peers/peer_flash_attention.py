@@ -248,7 +248,8 @@ def _rotated(x: Any, cos: Any, sin: Any, interleaved: bool = False, inplace: boo
     """FlashAttention's rotary embedding of ``(batch, sequence, heads, dim)``, for the references of its tests."""
     if cu_seqlens is not None:
         not_applicable("a reference with rotary embedding of packed sequences")
-    at = torch.as_tensor(seqlen_offsets).reshape(-1, 1) + torch.arange(x.shape[1])
+    offsets = torch.as_tensor(seqlen_offsets, device=x.device)
+    at = offsets.reshape(-1, 1) + torch.arange(x.shape[1], device=x.device)
     cos, sin = cos[at][:, :, None].float(), sin[at][:, :, None].float()
     half = cos.shape[-1]
     parts = x[..., : 2 * half].float()
