@@ -14,6 +14,8 @@ pub(crate) trait Arithmetic: Copy {
     const LANES: usize;
     /// Whether the lanes of a panel are its query rows. If so, Q and O are transposed in the panel.
     const TRANSPOSED: bool = true;
+    /// Whether steps on few rows read elements where they lie, in rows of whole vectors of so many lanes.
+    const IN_PLACE: Option<usize> = None;
 
     /// Number of words of a row of Q or K with `dim` elements.
     fn words(self, dim: usize) -> usize;
@@ -205,6 +207,7 @@ impl<S: Simd> Dotted<S> {
 impl<S: Simd> Arithmetic for Dotted<S> {
     const LANES: usize = 1;
     const TRANSPOSED: bool = false;
+    const IN_PLACE: Option<usize> = if S::IN_PLACE { Some(S::LANES) } else { None };
 
     fn words(self, dim: usize) -> usize {
         dim.next_multiple_of(S::LANES)

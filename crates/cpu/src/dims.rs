@@ -1,6 +1,13 @@
 //! The online softmax for few query rows, as in decoding. If lanes were query rows, many would be idle, so
 //! the lanes are along the head dim. S is computed as sums over the lanes of products, sixteen at a time. A
 //! row of P is contiguous. O is a plain matrix product.
+//!
+//! With few rows, the step reads elements of K and V where they lie and widens them in registers. More rows
+//! share a block that was widened to memory. Both ways have the same sums, bit for bit.
+
+mod in_place;
+
+use std::ops::Range;
 
 use crate::programs::{self, Layout};
 use crate::simd::{Added, MAX_LANES, Part, Rows, Simd, gemm_part};
@@ -10,19 +17,54 @@ use crate::tile::{Block, LAZY_GROWTH, Panel, Step, is_large, multiply};
 /// Query rows of a panel. Each block of K and V is read from the cache once for all rows.
 pub(crate) const PANEL_ROWS: usize = 8;
 
+pub(crate) use in_place::{InPlace, MOST_KEYS as MOST_KEYS_IN_PLACE, is_in_place};
+
+/// Rows of K, of which a step reads a vector at a time.
+#[allow(unsafe_code)] // bounds are asserted once a call, not once a multiplication
+pub(crate) trait Keys<S: Simd>: Copy {
+    /// The elements from `at` on of a row.
+    ///
+    /// # Safety
+    /// The row exists and has a vector of elements from `at` on.
+    unsafe fn line(self, s: S, row: usize, at: usize) -> S::V;
+
+    /// Called once for each row that is read.
+    fn touch(self, s: S, row: usize);
+}
+
+/// Rows of V, by which a step multiplies rows of P.
+pub(crate) trait ValueRows<S: Simd>: Copy {
+    /// O += P V over some keys of the block: `rows` rows of P, and of O from `out` on, `dim` elements apart.
+    /// The register tile is `tall × vectors`.
+    fn add(self, s: S, p: Rows<'_>, keys: Range<usize>, out: &mut [f32], shape: [usize; 2], tile: [usize; 2]);
+}
+
 /// S = Q Kᵀ; P = exp2(S·c − m); O = O·α + P V for one panel and one block. Rows of Q, K, V and O are whole
 /// vectors.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
+    match step.block.in_place {
+        Some(rows) if S::IN_PLACE => in_place::run_step(s, step, rows),
+        _ => {
+            let Block { k, v, .. } = step.block;
+            run_with(s, step, (k, k.ld), v);
+        }
+    }
+}
+
+/// The step with K, whose rows have a number of elements, and V.
+#[inline(always)]
+fn run_with<S: Simd>(s: S, step: Step<'_>, (k, dim): (impl Keys<S>, usize), v: impl ValueRows<S>) {
     let Step { panel, block, scale, cap, weights, tile, scores, shown, dropped } = step;
-    let ld = block.keys.len().next_multiple_of(S::LANES);
+    let keys = block.keys.len();
+    let ld = keys.next_multiple_of(S::LANES);
     let weights = &mut weights[..panel.rows * ld];
-    logits(s, panel, block, weights, ld);
+    logits(s, panel, (k, [keys, dim]), weights, ld);
     if let Some(factor) = cap {
         cap_logits(s, factor, weights);
     }
     if let Some(scores) = scores {
-        scores.apply(s, block.keys.len(), Layout::Rows(ld), weights);
+        scores.apply(s, keys, Layout::Rows(ld), weights);
     }
     if let Some(shown) = shown {
         programs::hide(shown, weights);
@@ -40,29 +82,18 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
         multiply(weights, dropped);
     }
     let ld_out = panel.out.len() / panel.rows;
-    let all = |row| seen(panel, block, row).len() == block.keys.len();
-    if (0..panel.rows).all(all) && (shown.is_none() || block.is_finite()) {
-        let p = Rows { data: weights, ld };
-        return add_values(
-            s,
-            p,
-            block.v,
-            &mut panel.out,
-            [panel.rows, block.keys.len(), ld_out],
-            [tile.rows, tile.vectors],
-        );
-    }
-    if let Some(shown) = shown.filter(|_| !block.is_finite()) {
+    let all = |row| seen(panel, block, row).len() == keys;
+    let is_whole = (0..panel.rows).all(all) && (shown.is_none() || block.is_finite());
+    if let Some(shown) = shown.filter(|_| !is_whole && !block.is_finite()) {
         return accumulate_seen(s, panel, block, shown, weights, ld);
     }
-    // The products are computed row by row, because a weight of 0 for a hidden key must not be multiplied by
-    // a value that is not finite.
-    for row in 0..panel.rows {
-        let seen = seen(panel, block, row);
-        let p = Rows { data: &weights[row * ld + seen.start..][..seen.len()], ld };
-        let v = Rows { data: &block.v.data[seen.start * block.v.ld..], ld: block.v.ld };
-        let out = &mut panel.out[row * ld_out..][..ld_out];
-        add_values(s, p, v, out, [1, seen.len(), ld_out], [1, tile.vectors]);
+    // If not all rows see all keys, the products are computed row by row, because a weight of 0 for a hidden
+    // key must not be multiplied by a value that is not finite.
+    let (rows, tall) = if is_whole { (panel.rows, tile.rows) } else { (1, 1) };
+    for row in (0..panel.rows).step_by(rows) {
+        let seen = if is_whole { 0..keys } else { seen(panel, block, row) };
+        let p = Rows { data: &weights[row * ld + seen.start..], ld };
+        v.add(s, p, seen, &mut panel.out[row * ld_out..], [rows, ld_out], [tall, tile.vectors]);
     }
 }
 
@@ -101,22 +132,23 @@ fn seen(panel: &Panel, block: Block<'_>, row: usize) -> std::ops::Range<usize> {
 }
 
 /// Unscaled logits of all rows and keys, `ld` numbers from row to row. Numbers beyond the last key are
-/// unspecified.
+/// unspecified. K has `[keys, dim]` elements.
 #[inline(always)]
-fn logits<S: Simd>(s: S, panel: &Panel, block: Block<'_>, to: &mut [f32], ld: usize) {
+fn logits<S: Simd>(s: S, panel: &Panel, k: (impl Keys<S>, [usize; 2]), to: &mut [f32], ld: usize) {
+    let [_, dim] = k.1;
     let mut row = 0;
     while row < panel.rows {
-        let q = &panel.q[row * block.k.ld..];
+        let q = &panel.q[row * dim..];
         let to = &mut to[row * ld..];
         row += match (panel.rows - row, S::LANES) {
-            (4.., 16) => dots::<S, 4, 4>(s, q, block, to, ld),
-            (2.., 16) => dots::<S, 2, 8>(s, q, block, to, ld),
-            (_, 16) => dots::<S, 1, 16>(s, q, block, to, ld),
-            (4.., 8) => dots::<S, 4, 2>(s, q, block, to, ld),
-            (2.., 8) => dots::<S, 2, 4>(s, q, block, to, ld),
-            (_, 8) => dots::<S, 1, 8>(s, q, block, to, ld),
-            (2.., _) => dots::<S, 2, 2>(s, q, block, to, ld),
-            _ => dots::<S, 1, 4>(s, q, block, to, ld),
+            (4.., 16) => dots::<S, _, 4, 4>(s, q, k, to, ld),
+            (2.., 16) => dots::<S, _, 2, 8>(s, q, k, to, ld),
+            (_, 16) => dots::<S, _, 1, 16>(s, q, k, to, ld),
+            (4.., 8) => dots::<S, _, 4, 2>(s, q, k, to, ld),
+            (2.., 8) => dots::<S, _, 2, 4>(s, q, k, to, ld),
+            (_, 8) => dots::<S, _, 1, 8>(s, q, k, to, ld),
+            (2.., _) => dots::<S, _, 2, 2>(s, q, k, to, ld),
+            _ => dots::<S, _, 1, 4>(s, q, k, to, ld),
         };
     }
 }
@@ -125,31 +157,34 @@ fn logits<S: Simd>(s: S, panel: &Panel, block: Block<'_>, to: &mut [f32], ld: us
 /// Returns `ROWS`.
 #[inline(always)]
 #[allow(unsafe_code)] // bounds are asserted once a call, not once a multiplication
-fn dots<S: Simd, const ROWS: usize, const KEYS: usize>(
+fn dots<S: Simd, K: Keys<S>, const ROWS: usize, const KEYS: usize>(
     s: S,
     q: &[f32],
-    block: Block<'_>,
+    (k, [keys, dim]): (K, [usize; 2]),
     to: &mut [f32],
     ld: usize,
 ) -> usize {
-    let (keys, dim) = (block.keys.len(), block.k.ld);
-    let k = block.k.data;
-    assert!(ROWS * KEYS == S::LANES && dim % S::LANES == 0 && ROWS * dim <= q.len() && keys * dim <= k.len());
-    // SAFETY: by the assertion, for q and k, rows below `ROWS` and `keys`, and whole vectors at `at` below
-    // `dim`.
-    let line = |from: &[f32], row: usize, at: usize| unsafe {
-        s.load(std::slice::from_raw_parts(from.as_ptr().add(row * dim + at), S::LANES))
-    };
+    assert!(ROWS * KEYS == S::LANES && dim % S::LANES == 0 && ROWS * dim <= q.len());
     for first in (0..keys).step_by(KEYS) {
         let mut acc = [[s.splat(0.0); KEYS]; ROWS];
         // Keys beyond the last one are replaced by the last key.
-        let key: [usize; KEYS] = std::array::from_fn(|j| (first + j).min(keys - 1));
+        let mut key = [0; KEYS];
+        for (j, key) in key.iter_mut().enumerate() {
+            *key = (first + j).min(keys - 1);
+            k.touch(s, *key);
+        }
         for at in (0..dim).step_by(S::LANES) {
-            let q: [S::V; ROWS] = std::array::from_fn(|row| line(q, row, at));
+            let mut lines = [s.splat(0.0); ROWS];
+            for (row, line) in lines.iter_mut().enumerate() {
+                // SAFETY: rows below `ROWS` of q have whole vectors at `at` below `dim`, by the assertion.
+                *line =
+                    s.load(unsafe { std::slice::from_raw_parts(q.as_ptr().add(row * dim + at), S::LANES) });
+            }
             for j in 0..KEYS {
-                let k = line(k, key[j], at);
+                // SAFETY: K has rows up to `keys`, of `dim` elements.
+                let k = unsafe { k.line(s, key[j], at) };
                 for row in 0..ROWS {
-                    acc[row][j] = s.fma(q[row], k, acc[row][j]);
+                    acc[row][j] = s.fma(lines[row], k, acc[row][j]);
                 }
             }
         }
@@ -222,28 +257,44 @@ fn exponentiate<S: Simd>(s: S, logits: &mut [f32], scale: f32, shift: f32, max: 
     lanes.into_iter().sum()
 }
 
-/// O += P V for `rows` rows and `keys` keys. A row of O has `dim` numbers. The register tile is
-/// `tall × vectors`.
-#[inline(always)]
-fn add_values<S: Simd>(
-    s: S,
-    p: Rows<'_>,
-    v: Rows<'_>,
-    out: &mut [f32],
-    [rows, keys, dim]: [usize; 3],
-    [tall, vectors]: [usize; 2],
-) {
-    let mut at = 0;
-    while at < dim && keys > 0 {
-        let left = ((dim - at) / S::LANES).min(vectors).min(S::MAX_VECTORS);
-        let (v, out) = (Part { from: &v.data[at..], ld: v.ld }, (&mut out[at..], dim));
-        let shape = [rows, keys];
-        match left {
-            4 if S::MAX_VECTORS >= 4 => gemm_part::<S, _, _, 4>(s, Added, p, v, out, shape, tall),
-            3 if S::MAX_VECTORS >= 3 => gemm_part::<S, _, _, 3>(s, Added, p, v, out, shape, tall),
-            2 => gemm_part::<S, _, _, 2>(s, Added, p, v, out, shape, tall),
-            _ => gemm_part::<S, _, _, 1>(s, Added, p, v, out, shape, tall),
+/// Widened rows.
+impl<S: Simd> Keys<S> for Rows<'_> {
+    #[inline(always)]
+    #[allow(unsafe_code)] // the trait's contract
+    unsafe fn line(self, s: S, row: usize, at: usize) -> S::V {
+        debug_assert!(row * self.ld + at + S::LANES <= self.data.len());
+        // SAFETY: the vector lies in the row, by the trait's contract.
+        s.load(unsafe { std::slice::from_raw_parts(self.data.as_ptr().add(row * self.ld + at), S::LANES) })
+    }
+
+    #[inline(always)]
+    fn touch(self, _: S, _: usize) {}
+}
+
+impl<S: Simd> ValueRows<S> for Rows<'_> {
+    #[inline(always)]
+    fn add(
+        self,
+        s: S,
+        p: Rows<'_>,
+        keys: Range<usize>,
+        out: &mut [f32],
+        [rows, dim]: [usize; 2],
+        [tall, vectors]: [usize; 2],
+    ) {
+        let v = &self.data[keys.start * self.ld..];
+        let (mut at, keys) = (0, keys.len());
+        while at < dim && keys > 0 {
+            let left = ((dim - at) / S::LANES).min(vectors).min(S::MAX_VECTORS);
+            let (v, out) = (Part { from: &v[at..], ld: self.ld }, (&mut out[at..], dim));
+            let shape = [rows, keys];
+            match left {
+                4 if S::MAX_VECTORS >= 4 => gemm_part::<S, _, _, 4>(s, Added, p, v, out, shape, tall),
+                3 if S::MAX_VECTORS >= 3 => gemm_part::<S, _, _, 3>(s, Added, p, v, out, shape, tall),
+                2 => gemm_part::<S, _, _, 2>(s, Added, p, v, out, shape, tall),
+                _ => gemm_part::<S, _, _, 1>(s, Added, p, v, out, shape, tall),
+            }
+            at += left.max(1) * S::LANES;
         }
-        at += left.max(1) * S::LANES;
     }
 }

@@ -18,15 +18,16 @@ use crate::arithmetic::{Arithmetic, Dotted, Faster, HeadRows, HeadsOf, Never, Wi
 use crate::before::Before;
 use crate::computed::computed_type;
 use crate::decode::{self, Decoded, Factors};
+use crate::dims::{InPlace, MOST_KEYS_IN_PLACE};
 use crate::output::{Output, OutputRows};
 use crate::parts::{self, Parts};
-use crate::plan::{Lanes, Rows};
+use crate::plan::{self, Lanes};
 use crate::programs::{Compiled, Evaluators, Layout, Place, Region, Values, Verdict};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Amx, Avx2, Avx512, Avx512Vnni};
-use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, Simd};
+use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, Rows, Simd};
 use crate::threads::{CallingThread, Executor, with_default};
 use crate::tile::{Block, MAX_WIDTH, Panel, Scores, Step, Tile};
 use crate::view::{Input, Inputs, TableMemory, arrays, origin, tables};
@@ -187,8 +188,8 @@ impl Checked<'_> {
         let Checked { executor, sequences, operands, tables, before, out, lse, plan } = self;
         let sinks = problem.score.sink.then(|| operands.floats(Operand::Sinks));
         let together = match plan.rows {
-            Rows::Group if !factors.differ => problem.group_size(),
-            Rows::Head | Rows::Group => 1,
+            plan::Rows::Group if !factors.differ => problem.group_size(),
+            plan::Rows::Head | plan::Rows::Group => 1,
         };
         let programs = &Evaluators::new(problem, tables, together > 1);
         let call = Call {
@@ -231,6 +232,10 @@ impl Checked<'_> {
 /// Number of multiplications (in Q Kᵀ and P V) after which a thread checks whether the call was stopped:
 /// about a millisecond of work.
 const PRODUCTS_BETWEEN_STOPS: usize = 1 << 24;
+
+/// Maximum number of panels of a task that reads keys and values where they lie, instead of widening each
+/// block once for all.
+const MOST_PANELS_IN_PLACE: usize = 2;
 
 /// One call of [`attention`], checked.
 struct Call<'a> {
@@ -447,6 +452,9 @@ impl Call<'_> {
         let Scale { factor, scale, cap } = self.scale(arithmetic.logit_factor() * of_head);
         let products_of_key = (task.last - task.first) * (p.head_dim + p.head_dim_v);
         let most = (PRODUCTS_BETWEEN_STOPS / products_of_key.max(1)).saturating_add(keys.start).min(keys.end);
+        // A mask program looks for values that are not finite, in widened blocks.
+        let few = panels.len() <= MOST_PANELS_IN_PLACE && self.programs.mask.is_none();
+        let in_place_lanes = A::IN_PLACE.filter(|_| few);
         let mut first = keys.start;
         while first < most.max(keys.start + 1) {
             let range = KeyRange { start: first, end: (first + self.plan.block_kv).min(keys.end) };
@@ -479,10 +487,28 @@ impl Call<'_> {
                     if let Some(program) = &self.programs.score {
                         simd.evaluate(program, scores, Region::Block(range));
                     }
-                    let of = |view| HeadRows::of(view, self.sequences[task.batch].kv, kv_head, range);
-                    let (k, v) =
-                        (arithmetic.keys(of(self.inputs.k), k), arithmetic.values(of(self.inputs.v), v));
-                    made = Some(Block { keys: range, k, v, dim_v: p.head_dim_v, is_finite: &is_finite });
+                    let of = |view, range| HeadRows::of(view, self.sequences[task.batch].kv, kv_head, range);
+                    let in_place =
+                        in_place_lanes.filter(|_| range.len() <= MOST_KEYS_IN_PLACE).and_then(|lanes| {
+                            let left = KeyRange { start: range.start, end: keys.end };
+                            InPlace::new(of(self.inputs.k, left), of(self.inputs.v, left), lanes)
+                        });
+                    let none = Rows { data: &[], ld: 0 };
+                    let (k, v) = match in_place {
+                        Some(_) => (none, none),
+                        None => {
+                            let of = |view| of(view, range);
+                            (arithmetic.keys(of(self.inputs.k), k), arithmetic.values(of(self.inputs.v), v))
+                        }
+                    };
+                    made = Some(Block {
+                        keys: range,
+                        k,
+                        v,
+                        dim_v: p.head_dim_v,
+                        is_finite: &is_finite,
+                        in_place,
+                    });
                 }
                 let Some(block) = made.map(|block| block.up_to(panel.by_any.end)) else { continue };
                 let program = self.programs.score.as_ref();

@@ -9,6 +9,7 @@ use std::cell::OnceCell;
 use problem::KeyRange;
 
 use crate::aligned::Aligned;
+use crate::dims::InPlace;
 use crate::programs::{self, Compiled, Layout, Region, Values};
 use crate::simd::{Added, Columns, Fresh, Rows, Simd, gemm};
 use crate::softcap::cap_logits;
@@ -117,6 +118,8 @@ pub(crate) struct Block<'a> {
     pub dim_v: usize,
     /// Whether all words of V are finite; computed when a step first needs it.
     pub is_finite: &'a OnceCell<bool>,
+    /// The elements, if the step reads them where they lie; `k` and `v` are empty then.
+    pub in_place: Option<InPlace<'a>>,
 }
 
 impl Block<'_> {

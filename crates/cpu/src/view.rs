@@ -234,9 +234,29 @@ impl<'a, T: Element> View<'a, T> {
         (self.origin as i64 + self.strides.offset(batch, head, row)) as usize
     }
 
+    /// Number of elements of a row.
+    pub(crate) fn dim(&self) -> usize {
+        self.dim
+    }
+
     /// One row.
     pub(crate) fn row(&self, batch: usize, head: usize, row: usize) -> &'a [T] {
         self.data.slice(self.start(batch, head, row), self.dim)
+    }
+
+    /// The rows from `first` on, one for each place in `to`.
+    #[inline(always)]
+    pub(crate) fn rows(&self, batch: usize, head: usize, first: usize, to: &mut [&'a [T]]) {
+        let mut done = 0;
+        while done < to.len() {
+            let run = self.places.run(first + done, to.len() - done);
+            let mut at = self.start(batch, head, first + done) as i64;
+            for row in &mut to[done..][..run] {
+                *row = self.data.slice(at as usize, self.dim);
+                at += self.strides.row;
+            }
+            done += run;
+        }
     }
 
     /// `count` rows as one slice, if they are contiguous in memory.
@@ -334,5 +354,13 @@ impl<'a> Any<'a> {
     /// Number of elements of a row.
     pub(crate) fn dim(&self) -> usize {
         of_any!(self, view => view.dim)
+    }
+
+    /// The type of the elements.
+    pub(crate) fn dtype(&self) -> DType {
+        fn of<T: Element>(_: &View<'_, T>) -> DType {
+            T::DTYPE
+        }
+        of_any!(self, view => of(view))
     }
 }

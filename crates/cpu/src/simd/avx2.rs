@@ -12,6 +12,7 @@ use crate::dims;
 use crate::peak;
 use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
 use crate::tile::{self, Step};
+use crate::{Element, Elements};
 
 /// A token: it exists only if the processor has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -28,6 +29,7 @@ impl Avx2 {
 impl Simd for Avx2 {
     const LANES: usize = 8;
     const MAX_VECTORS: usize = 2;
+    const IN_PLACE: bool = true;
     const TILE_ROWS: [usize; 4] = [12, 6, 0, 0];
     type V = __m256;
 
@@ -142,6 +144,37 @@ impl Simd for Avx2 {
         unsafe { compiled(self, from) }
     }
 
+    #[inline(always)]
+    fn load_wide<T: Element>(self, from: &[T]) -> __m256 {
+        match T::elements(&from[..8]) {
+            Elements::F32(from) => self.load(from),
+            // Each type is `repr(transparent)` over its bits.
+            Elements::F16(from) => unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())) },
+            Elements::Bf16(from) => unsafe {
+                let narrow = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(narrow))
+            },
+            Elements::E4m3(from) => unsafe {
+                match e4m3_as_f16(_mm_loadl_epi64(from.as_ptr().cast())) {
+                    Some(halves) => {
+                        let narrow = _mm256_castsi256_si128(halves);
+                        _mm256_mul_ps(_mm256_cvtph_ps(narrow), _mm256_set1_ps(256.0))
+                    }
+                    None => self.load(&codes::e4m3_with_nan::<8>(from)),
+                }
+            },
+            Elements::E5m2(from) => unsafe {
+                let codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(from.as_ptr().cast()));
+                _mm256_cvtph_ps(_mm_slli_epi16::<8>(codes))
+            },
+            Elements::I32(_) | Elements::U8(_) => self.splat(f32::NAN), // types of no tensor
+        }
+    }
+    #[inline(always)]
+    fn prefetch<T: Element>(self, row: &[T]) {
+        prefetch(row);
+    }
+
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {
         unsafe { widen_f16(from, to) }
     }
@@ -188,6 +221,31 @@ pub(super) fn widen_f16(from: &[f16], to: &mut [f32]) {
     for (from, to) in from[whole..].iter().zip(&mut to[whole..]) {
         *to = from.to_f32();
     }
+}
+
+/// Asks for the cache lines of elements.
+#[inline(always)]
+pub(super) fn prefetch<T>(of: &[T]) {
+    let std::ops::Range { start, end } = of.as_ptr_range();
+    let mut line = start.cast::<i8>();
+    line = line.wrapping_sub(line.addr() % 64);
+    while line < end.cast() {
+        // SAFETY: a prefetch does not access memory.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line) };
+        line = line.wrapping_add(64);
+    }
+}
+
+/// Sixteen e4m3 codes as f16 numbers 2⁻⁸ times as large; `None` if a code is NaN.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn e4m3_as_f16(codes: __m128i) -> Option<__m256i> {
+    let magnitude = _mm_set1_epi8(0x7f);
+    let nans = _mm_cmpeq_epi8(_mm_and_si128(codes, magnitude), magnitude);
+    // The sign in bits 15 and 14, then the magnitude.
+    let signed = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(codes));
+    let halves = _mm256_and_si256(signed, _mm256_set1_epi16(0xbfff_u16 as i16));
+    (_mm_testz_si128(nans, nans) == 1).then_some(halves)
 }
 
 /// Widens 16 codes at a time, and the rest one by one. The bits of an e4m3 number are those of an f16 number

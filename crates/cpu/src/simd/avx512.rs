@@ -6,13 +6,13 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use problem::{E4m3, E5m2};
 
-use super::{Simd, exp2_polynomial};
+use super::{Simd, codes, exp2_polynomial};
 use crate::backward;
 use crate::dims;
 use crate::peak;
 use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
 use crate::tile::{self, Step};
-use crate::{Element, ElementsMut};
+use crate::{Element, Elements, ElementsMut};
 
 /// 2^r − 1 = r · q(r) for r in [0, 1]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.4·2⁻²⁴
 /// (Lawson iteration in f64; coefficients rounded to f32).
@@ -34,6 +34,7 @@ impl Avx512 {
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const MAX_VECTORS: usize = 4;
+    const IN_PLACE: bool = true;
     // 6 · 4 sums, 4 vectors of B and a broadcast: 29 of 32 registers.
     const TILE_ROWS: [usize; 4] = [12, 12, 8, 6];
     type V = __m512;
@@ -149,6 +150,34 @@ impl Simd for Avx512 {
             peak::sum(s, from);
         }
         unsafe { compiled(self, from) }
+    }
+
+    #[inline(always)]
+    fn load_wide<T: Element>(self, from: &[T]) -> __m512 {
+        match T::elements(&from[..16]) {
+            Elements::F32(from) => self.load(from),
+            // Each type is `repr(transparent)` over its bits.
+            Elements::F16(from) => unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) },
+            Elements::Bf16(from) => unsafe {
+                let narrow = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(narrow))
+            },
+            Elements::E4m3(from) => unsafe {
+                match super::avx2::e4m3_as_f16(_mm_loadu_si128(from.as_ptr().cast())) {
+                    Some(halves) => _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0)),
+                    None => self.load(&codes::e4m3_with_nan::<16>(from)),
+                }
+            },
+            Elements::E5m2(from) => unsafe {
+                let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.as_ptr().cast()));
+                _mm512_cvtph_ps(_mm256_slli_epi16::<8>(codes))
+            },
+            Elements::I32(_) | Elements::U8(_) => self.splat(f32::NAN), // types of no tensor
+        }
+    }
+    #[inline(always)]
+    fn prefetch<T: Element>(self, row: &[T]) {
+        super::avx2::prefetch(row);
     }
 
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {

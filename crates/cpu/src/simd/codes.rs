@@ -2,6 +2,7 @@
 //! processor.
 #![allow(unsafe_code)] // functions that are compiled for an instruction set
 
+use half::f16;
 use problem::{DType, E4m3, E5m2};
 
 /// The bits of the largest finite magnitude of a row. Bits of numbers that are not negative have the order of
@@ -52,12 +53,37 @@ fn codes_of(dtype: DType, row: &[f32], multiplier: f32, to: &mut [u8]) {
     }
 }
 
+/// The numbers of a row of f16. A signalling NaN stays one.
+#[inline(always)]
+pub(super) fn widen_f16(from: &[f16], to: &mut [f32]) {
+    to.iter_mut().zip(from).for_each(|(to, x)| {
+        let magnitude = u32::from(x.to_bits()) & 0x7fff;
+        let normal = (magnitude << 13) + ((127 - 15) << 23);
+        let subnormal = (magnitude as i32 as f32 * f32::from_bits((127 - 24) << 23)).to_bits();
+        let special = magnitude << 13 | 0x7f80_0000;
+        let finite = if magnitude < 0x400 { subnormal } else { normal };
+        let bits = if magnitude >= 0x7c00 { special } else { finite };
+        *to = f32::from_bits(bits | (u32::from(x.to_bits()) & 0x8000) << 16);
+    });
+}
+
 /// The numbers of a row of e4m3 codes. `to` has the same length as `from`.
+#[inline(always)]
 pub(super) fn widen_e4m3(from: &[E4m3], to: &mut [f32]) {
     to.iter_mut().zip(from).for_each(|(to, code)| *to = number::<3, 7, 0x7f>(code.to_bits()));
 }
 
+/// The numbers of `LANES` e4m3 codes, for a vector that holds a NaN.
+#[cold]
+#[cfg(target_arch = "x86_64")]
+pub(super) fn e4m3_with_nan<const LANES: usize>(from: &[E4m3]) -> [f32; LANES] {
+    let mut numbers = [0.0; LANES];
+    widen_e4m3(from, &mut numbers);
+    numbers
+}
+
 /// The numbers of a row of e5m2 codes. `to` has the same length as `from`.
+#[inline(always)]
 pub(super) fn widen_e5m2(from: &[E5m2], to: &mut [f32]) {
     to.iter_mut().zip(from).for_each(|(to, code)| *to = number::<2, 15, 0x7c>(code.to_bits()));
 }

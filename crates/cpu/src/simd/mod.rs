@@ -207,6 +207,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Vectors side by side in the widest register tile.
     const MAX_VECTORS: usize;
+    /// Whether steps of few rows are compiled for elements in place. Plain Rust has no such steps, which would
+    /// take half as long again to compile.
+    const IN_PLACE: bool;
     /// Maximum number of rows of the register tile with one, two, three and four vectors.
     const TILE_ROWS: [usize; 4];
     /// The vector.
@@ -258,6 +261,18 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Reads all of `from`, compiled for the instruction set.
     fn read(self, from: &[f32]);
+
+    /// The first [`Simd::LANES`] elements of `from` as f32.
+    #[inline(always)]
+    fn load_wide<T: Element>(self, from: &[T]) -> Self::V {
+        let mut wide = [0.0; MAX_LANES];
+        widen_plain(T::elements(&from[..Self::LANES]), &mut wide);
+        self.load(&wide)
+    }
+
+    /// Asks for the cache lines of elements that are read soon.
+    #[inline(always)]
+    fn prefetch<T: Element>(self, _: &[T]) {}
 
     /// Widens `from` into `to`, which has the same length as `from`.
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {
@@ -331,6 +346,19 @@ pub(crate) fn widen<S: Simd>(s: S, from: Elements<'_>, to: &mut [f32]) {
     }
 }
 
+/// Widens `from` into the first elements of `to` by loops that vectorise, for the instruction set of the caller.
+#[inline(always)]
+fn widen_plain(from: Elements<'_>, to: &mut [f32]) {
+    match from {
+        Elements::F32(from) => to.iter_mut().zip(from).for_each(|(to, from)| *to = *from),
+        Elements::F16(from) => codes::widen_f16(from, to),
+        Elements::Bf16(from) => widen_bf16_plain(from, to),
+        Elements::E4m3(from) => codes::widen_e4m3(from, to),
+        Elements::E5m2(from) => codes::widen_e5m2(from, to),
+        Elements::I32(_) | Elements::U8(_) => from.widen(&mut to[..from.len()]),
+    }
+}
+
 /// A bfloat16 is the upper half of an f32. This loop vectorises. A loop with `bf16::to_f32`, which quiets
 /// signalling NaNs, does not; later arithmetic quiets them anyway.
 #[inline(always)]
@@ -385,6 +413,40 @@ mod tests {
         #[cfg(target_arch = "aarch64")]
         errors.extend(Neon::detect().map(exp2_error));
         assert!(errors.iter().all(|&e| e < 2.0), "{errors:?} units of 2^-23");
+    }
+
+    /// Each number of 16 and 8 bits, in every lane.
+    fn loads_every_number<S: Simd>(s: S) {
+        fn check<S: Simd, T: Element>(s: S, numbers: &[T]) {
+            let mut wide = vec![0.0; S::LANES];
+            for line in numbers.windows(S::LANES) {
+                s.store(s.load_wide(line), &mut wide);
+                for (wide, number) in wide.iter().zip(line) {
+                    let expected = number.to_f32();
+                    let same = wide.to_bits() == expected.to_bits() || wide.is_nan() && expected.is_nan();
+                    assert!(same, "{}: {wide}, expected {expected}", T::DTYPE.name());
+                }
+            }
+        }
+        let all = || 0..=u16::MAX;
+        let codes = || (0..=255u8).chain(0..=255);
+        check(s, &all().map(f16::from_bits).collect::<Vec<_>>());
+        check(s, &all().map(bf16::from_bits).collect::<Vec<_>>());
+        check(s, &codes().map(E4m3::from_bits).collect::<Vec<_>>());
+        check(s, &codes().map(E5m2::from_bits).collect::<Vec<_>>());
+        check(s, &[0.5f32, -1.0, f32::INFINITY, 1e-40].repeat(8));
+    }
+
+    #[test]
+    fn vectors_of_every_type_are_widened_exactly() {
+        loads_every_number(Portable::<4>);
+        #[cfg(target_arch = "x86_64")]
+        {
+            Avx2::detect().into_iter().for_each(loads_every_number);
+            Avx512::detect().into_iter().for_each(loads_every_number);
+        }
+        #[cfg(target_arch = "aarch64")]
+        Neon::detect().into_iter().for_each(loads_every_number);
     }
 
     #[test]

@@ -24,6 +24,7 @@ impl Neon {
 impl Simd for Neon {
     const LANES: usize = 4;
     const MAX_VECTORS: usize = 4;
+    const IN_PLACE: bool = true;
     const TILE_ROWS: [usize; 4] = [12, 12, 8, 6];
     type V = float32x4_t;
 

@@ -23,6 +23,7 @@ pub(super) fn map2<const LANES: usize>(a: V<LANES>, b: V<LANES>, f: impl Fn(f32,
 impl<const LANES: usize> Simd for Portable<LANES> {
     const LANES: usize = LANES;
     const MAX_VECTORS: usize = if LANES == 16 { 4 } else { 2 };
+    const IN_PLACE: bool = false;
     const TILE_ROWS: [usize; 4] = if LANES == 16 { [2, 2, 2, 2] } else { [8, 5, 0, 0] };
     type V = V<LANES>;
 

@@ -312,6 +312,32 @@ fn what_a_mask_hides_changes_no_bits() {
     }
 }
 
+/// Few rows read elements of keys and values in place. With a mask, even one that shows all, they are widened
+/// to memory first. Both ways have the same sums.
+#[test]
+fn elements_in_place_change_no_bits() {
+    fn of<T: Element>(dtype: DType, isa: Isa, layout: Layout) {
+        let heads = |p: Problem| Problem { heads_kv: 2, ..p };
+        let p = heads(Problem::new(2, 8, 2, 96, dtype).with_seq_kv(203, Layout::Bhsd));
+        let p = p.with_layout(layout).with_band(Band::CAUSAL);
+        let mut masked = p.clone();
+        masked.programs.mask = Some(Program::new(&lib::key().ge(0)).unwrap());
+        let inputs = Inputs::<T>::random(&p, 12, 2.0);
+        for rows in [Rows::Group, Rows::Head] {
+            let plan = CpuPlan { lanes: Lanes::Dims, rows, block_kv: 64, ..small_plan(isa) };
+            let of = |p| run(p, &inputs, &Others::default(), &plan, true);
+            assert!(of(&p) == of(&masked), "{plan:?} {dtype} {layout:?}");
+        }
+    }
+    for isa in Isa::available().into_iter().filter(|isa| isa.has_dims()) {
+        for layout in [Layout::Bhsd, Layout::Bshd] {
+            of::<f32>(DType::F32, isa, layout);
+            of::<f16>(DType::F16, isa, layout);
+            of::<bf16>(DType::Bf16, isa, layout);
+        }
+    }
+}
+
 #[test]
 fn parameters_change_the_answer_and_not_the_plan() {
     let mut p = Problem::new(1, 2, 64, 16, DType::F32);
