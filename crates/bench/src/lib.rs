@@ -30,7 +30,7 @@ pub use cpu::{BenchError, CpuTimer, SLOW_BUILD, race as race_cpu, race_plans, su
 pub use fault::TimingFault;
 pub use floor::{Floor, Peaks};
 pub use load::{Load, LoadMeter, two_modes};
-pub use peaks::{CpuPeaks, Products, Reads};
+pub use peaks::{CpuPeaks, Products, Reads, products_rate, read_bandwidth};
 pub use random::{RANDOM, random};
 pub use row::{All, Identity, Row, problem_json};
 pub use sensors::{Reading, Sensors, reasons};

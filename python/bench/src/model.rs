@@ -57,6 +57,14 @@ impl CpuSession {
         json!(self.provenance).to_string()
     }
 
+    /// The rates at which all threads read a buffer of so many bytes, at most 512 MiB, and at which they
+    /// multiply and add f32 numbers in registers: bytes and FLOP per second, measured now.
+    fn peaks(&self, bytes: usize) -> PyResult<(f64, f64)> {
+        let read = bench::read_bandwidth(bytes.clamp(1 << 12, 1 << 29));
+        let products = bench::products_rate(DType::F32);
+        read.zip(products).ok_or_else(|| argument("no rate could be measured"))
+    }
+
     /// Races FlashCore (contestant 0 of `layer`) against `peer` (contestant 1) for about this many seconds.
     /// Returns a row for each, as JSON.
     fn race(
