@@ -1,6 +1,6 @@
 //! Plans of the native kernels: how a problem is computed on the CPU, and the default choice.
 
-use problem::{DType, Problem, Tensor};
+use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::computed::computed_type;
@@ -116,9 +116,6 @@ const BLOCK_KV: usize = 128;
 const AMX_BLOCK_KV: usize = 256;
 /// Default number of keys in a step that reads elements of keys and values where they lie.
 const IN_PLACE_BLOCK_KV: usize = 64;
-/// Bytes of keys and values, in pages of 4 KiB, whose addresses a core translates without looking them up
-/// again for the next head.
-const REGION: usize = 1 << 22;
 /// Maximum size in bytes of a panel's weights in f32 that leaves room for Q and O in the L1 cache.
 const WEIGHT_BYTES: usize = 1 << 14;
 /// Maximum of `block_q` of an invariant plan: the rows share each widened block of K and V.
@@ -230,25 +227,7 @@ impl CpuPlan {
         let splits = (0..=5).map(|i| 1 << i).take_while(|&splits| {
             splits == 1 || (!busy && splits <= 4 * threads && problem.seq_kv >= 2 * splits * BLOCK_KV)
         });
-        let of_regions = CpuPlan::regions(problem);
-        let cuts = splits.flat_map(|splits| {
-            tiles.iter().map(move |plan| {
-                let splits = if plan.lanes == Lanes::Dims { splits.max(of_regions) } else { splits };
-                CpuPlan { rows, splits, ..*plan }
-            })
-        });
-        cuts.collect()
-    }
-
-    /// The number of parts of the keys of a sequence that are as large as [`REGION`], where rows of several
-    /// heads share pages of memory.
-    fn regions(problem: &Problem) -> usize {
-        let bytes = |tensor, columns: usize| {
-            let row = problem.strides(tensor).row.unsigned_abs() as usize;
-            if row > columns { row * problem.dtypes.of(tensor).bytes() } else { 0 }
-        };
-        let row = bytes(Tensor::K, problem.head_dim) + bytes(Tensor::V, problem.head_dim_v);
-        (problem.seq_kv * row).div_ceil(REGION).clamp(1, MAX_SPLITS)
+        splits.flat_map(|splits| tiles.iter().map(move |plan| CpuPlan { rows, splits, ..*plan })).collect()
     }
 
     /// Number of keys in a step if the lanes are along the head dim: two blocks must fit in the L1 cache,

@@ -244,15 +244,15 @@ impl<'a, T: Element> View<'a, T> {
         self.data.slice(self.start(batch, head, row), self.dim)
     }
 
-    /// The rows from `first` on, one for each place in `to`.
+    /// Where rows begin, from `first` on: one for each place in `to`. Each has the view's number of elements.
     #[inline(always)]
-    pub(crate) fn rows(&self, batch: usize, head: usize, first: usize, to: &mut [&'a [T]]) {
+    pub(crate) fn starts(&self, batch: usize, head: usize, first: usize, to: &mut [*const T]) {
         let mut done = 0;
         while done < to.len() {
             let run = self.places.run(first + done, to.len() - done);
             let mut at = self.start(batch, head, first + done) as i64;
             for row in &mut to[done..][..run] {
-                *row = self.data.slice(at as usize, self.dim);
+                *row = self.data.slice(at as usize, self.dim).as_ptr();
                 at += self.strides.row;
             }
             done += run;

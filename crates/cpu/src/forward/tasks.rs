@@ -31,41 +31,35 @@ impl Call<'_> {
         self.problem.seq_kv.div_ceil(self.part_keys()).max(1)
     }
 
-    /// The tasks in the order in which they are started. Tasks of one part of a sequence's keys follow one
-    /// another: where rows of several heads share pages of memory, their addresses are translated once.
+    /// The tasks in the order in which they are started.
     pub(super) fn tasks(&self) -> Vec<Task> {
         let p = self.problem;
         let (together, block_q, part_keys) = (self.together, self.plan.block_q, self.part_keys());
-        let places = || {
-            (0..p.batch).flat_map(move |batch| {
-                let parts = self.sequences[batch].kv.len.div_ceil(part_keys).max(1);
-                (0..parts).flat_map(move |part| {
-                    (0..p.heads_q).step_by(together).map(move |head| (batch, part, head))
-                })
-            })
-        };
+        let heads =
+            || (0..p.batch).flat_map(|batch| (0..p.heads_q).step_by(together).map(move |head| (batch, head)));
         let rows = |batch: usize| self.sequences[batch].q.len * together;
-        let task = |(batch, part, head), first: usize| {
+        let task = |(batch, head), first: usize| {
             let last = (first + block_q).min(rows(batch));
-            Task { batch, head, first, last, part }
+            let parts = self.sequences[batch].kv.len.div_ceil(part_keys).max(1);
+            (0..parts).map(move |part| Task { batch, head, first, last, part })
         };
-        let by_places = || {
-            let of_place = |place: (usize, usize, usize)| {
-                (0..rows(place.0)).step_by(block_q).rev().map(move |first| task(place, first))
+        let by_heads = || {
+            let of_head = |head: (usize, usize)| {
+                (0..rows(head.0)).step_by(block_q).rev().flat_map(move |first| task(head, first))
             };
-            places().flat_map(of_place).collect()
+            heads().flat_map(of_head).collect()
         };
         match self.plan.order {
             Order::Longest if p.lengths.is_even() => {
                 let blocks = (0..p.seq_q * together).step_by(block_q).rev();
-                blocks.flat_map(|first| places().map(move |place| task(place, first))).collect()
+                blocks.flat_map(|first| heads().flat_map(move |head| task(head, first))).collect()
             }
             Order::Longest => {
-                let mut tasks: Vec<Task> = by_places();
+                let mut tasks: Vec<Task> = by_heads();
                 tasks.sort_by_cached_key(|&task| Reverse(self.scores(task)));
                 tasks
             }
-            Order::Heads => by_places(),
+            Order::Heads => by_heads(),
         }
     }
 
