@@ -95,8 +95,8 @@ class _LlamaCpp:
     def __init__(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         self._ggml = ggml = _ggml()
         (batch, heads, dim), (_, rows, heads_k, _) = q.shape, k.shape
-        room = 2 * 2 * k.numel() + 2 * 4 * q.numel()
-        self._context = ggml.ggml_init(_Parameters(room + (64 << 20), None, False))
+        room = 2 * 2 * k.numel() + 2 * 4 * q.numel()  # the tensors; the computation takes memory beside them
+        self._context = ggml.ggml_init(_Parameters(room + (256 << 20), None, False))
         shape = (dim, rows, heads_k, batch)
         values = [(q.float(), _F32, (dim, 1, heads, batch)), *((x.transpose(1, 2), _BF16, shape) for x in (k, v))]
         tensors = []
