@@ -3,9 +3,8 @@
 
 mod tasks;
 
-use std::cell::{Cell, OnceCell};
+use std::cell::OnceCell;
 use std::f64::consts::{LN_2, LOG2_E};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 use problem::{
@@ -14,14 +13,14 @@ use problem::{
 };
 
 use crate::aligned::Aligned;
-use crate::arithmetic::{Arithmetic, Dotted, Faster, HeadRows, HeadsOf, Never, Wide};
+use crate::arithmetic::{Arithmetic, Faster, HeadRows, HeadsOf, Never};
 use crate::before::Before;
 use crate::computed::computed_type;
 use crate::decode::{self, Decoded, Factors};
 use crate::dims::{InPlace, MOST_KEYS_IN_PLACE};
 use crate::output::{Output, OutputRows};
 use crate::parts::{self, Parts};
-use crate::plan::{self, Lanes};
+use crate::plan;
 use crate::programs::{Compiled, Evaluators, Layout, Place, Region, Values, Verdict};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::Neon;
@@ -290,10 +289,6 @@ struct Blocks {
     dropped: Aligned,
 }
 
-thread_local! {
-    static SCRATCH: Cell<Scratch> = Cell::default();
-}
-
 impl Call<'_> {
     /// Computes with heads as sums of bf16 numbers, multiplied by tile instructions. Dropout is computed in
     /// f32.
@@ -352,53 +347,8 @@ impl Call<'_> {
         }
     }
 
-    fn run_tasks<S: Simd>(&self, simd: S, faster: &impl Faster, parts: Option<&Parts<'_>>) {
-        let tasks = self.tasks();
-        let next = AtomicUsize::new(0);
-        let work = || {
-            // The scratch is taken out of the thread-local cell, not borrowed: an executor that runs other
-            // code in `is_stopped` may call `attention` there.
-            let mut scratch = SCRATCH.take();
-            while !self.executor.is_stopped()
-                && let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed))
-            {
-                self.run_task(simd, faster, task, &mut scratch, parts);
-            }
-            SCRATCH.set(scratch);
-        };
-        match self.plan.threads.min(tasks.len()) {
-            0 | 1 => work(),
-            threads => self.executor.run(threads, &work),
-        }
-    }
-
-    /// Runs a task, some blocks of keys at a time. In between, the processor is not set up for an arithmetic,
-    /// so an executor may run other code in `is_stopped`.
-    fn run_task<S: Simd>(
-        &self,
-        simd: S,
-        faster: &impl Faster,
-        task: Task,
-        scratch: &mut Scratch,
-        parts: Option<&Parts<'_>>,
-    ) {
-        let mut keys = None;
-        loop {
-            let is_faster = faster.compute(task.batch, task.head, |arithmetic| {
-                self.advance(simd, arithmetic, task, scratch, parts, &mut keys);
-            });
-            match self.plan.lanes {
-                _ if is_faster => {}
-                Lanes::Queries => self.advance(simd, Wide(simd), task, scratch, parts, &mut keys),
-                Lanes::Dims => self.advance(simd, Dotted(simd), task, scratch, parts, &mut keys),
-            }
-            if keys.is_none_or(KeyRange::is_empty) || self.executor.is_stopped() {
-                return;
-            }
-        }
-    }
-
-    /// Runs a task over the next blocks of `keys`. `keys` is `None` at the start and empty at the end.
+    /// Runs a task over the next blocks of `keys`. `keys` is `None` at the start and empty at the end;
+    /// `most` is how many keys are enough for now.
     fn advance<S: Simd, A: Arithmetic>(
         &self,
         simd: S,
@@ -406,7 +356,7 @@ impl Call<'_> {
         task: Task,
         scratch: &mut Scratch,
         parts: Option<&Parts<'_>>,
-        keys: &mut Option<KeyRange>,
+        (keys, most): (&mut Option<KeyRange>, usize),
     ) {
         let mut left = match *keys {
             Some(left) => left,
@@ -418,7 +368,7 @@ impl Call<'_> {
             }
         };
         if !left.is_empty() {
-            left.start = self.run_blocks(simd, arithmetic, task, left, scratch);
+            left.start = self.run_blocks(simd, arithmetic, task, (left, most), scratch);
         }
         let Scratch { panels, rows, .. } = scratch;
         let panels = &mut panels[..self.panels(task)];
@@ -439,7 +389,7 @@ impl Call<'_> {
         simd: S,
         arithmetic: A,
         task: Task,
-        keys: KeyRange,
+        (keys, most): (KeyRange, usize),
         scratch: &mut Scratch,
     ) -> usize {
         let Scratch { panels, blocks, scores, masks, .. } = scratch;
@@ -451,7 +401,8 @@ impl Call<'_> {
         let of_head = self.factors.logits.get(task.batch * p.heads_q + task.head).map_or(1.0, |&x| x.into());
         let Scale { factor, scale, cap } = self.scale(arithmetic.logit_factor() * of_head);
         let products_of_key = (task.last - task.first) * (p.head_dim + p.head_dim_v);
-        let most = (PRODUCTS_BETWEEN_STOPS / products_of_key.max(1)).saturating_add(keys.start).min(keys.end);
+        let most = (PRODUCTS_BETWEEN_STOPS / products_of_key.max(1)).min(most);
+        let most = most.saturating_add(keys.start).min(keys.end);
         // A mask program looks for values that are not finite, in widened blocks.
         let few = panels.len() <= MOST_PANELS_IN_PLACE && self.programs.mask.is_none();
         let in_place_lanes = A::IN_PLACE.filter(|_| few);
