@@ -9,6 +9,11 @@
 //! `//# name`. The preamble is put before each case. A brace that the preamble leaves open is closed after
 //! the case.
 //!
+//! `//# name of run/base` begins a case that is the file `run/base.ptx` with changes, given in the order of
+//! that file: `//- line` removes the next line that is equal to it, `//= line` goes on behind that line and
+//! gives it the comment that it has here, and any other line is added. Comments behind code do not count in
+//! a comparison, and `…` at the end stands for the rest of a line.
+//!
 //! Expected errors are given in comments on the line of the error, see [`expected_errors`]. Expected output
 //! is in a separate file, see [`golden`].
 
@@ -43,6 +48,17 @@ pub struct Case {
     pub text: String,
 }
 
+impl Case {
+    /// An error, with the text that its lines refer to if that text is not a whole file.
+    fn shown(&self, error: String) -> String {
+        if self.name.matches('/').count() < 2 {
+            return error;
+        }
+        let lines = self.text.lines().zip(1..).map(|(line, number)| format!("{number:4} {line}\n"));
+        format!("{error}\n{}", lines.collect::<String>())
+    }
+}
+
 /// Judges a case. The error says what is wrong.
 pub type Judge = fn(&Case) -> Result<(), String>;
 
@@ -50,7 +66,9 @@ pub type Judge = fn(&Case) -> Result<(), String>;
 pub fn main(purposes: &[(&str, Judge)]) -> ! {
     let arguments = Arguments::from_args();
     let trials = purposes.iter().flat_map(|&(purpose, judge)| {
-        let trial = move |case: Case| Trial::test(case.name.clone(), move || Ok(judge(&case)?));
+        let trial = move |case: Case| {
+            Trial::test(case.name.clone(), move || Ok(judge(&case).map_err(|error| case.shown(error))?))
+        };
         cases(purpose).into_iter().map(trial)
     });
     libtest_mimic::run(&arguments, trials.collect()).exit()
@@ -130,10 +148,53 @@ fn cases_of(purpose: &str, path: PathBuf) -> Vec<Case> {
     let close = if open { "}\n" } else { "" };
     let case = |part: &str| {
         let (title, body) = part.split_once('\n').unwrap_or((part, ""));
-        let name = format!("{purpose}/{group}/{}", title.trim());
-        Case { name, path: path.clone(), text: format!("{preamble}{body}{close}") }
+        let title = title.trim();
+        let derived = title.split_once(" of ").filter(|(_, base)| base.contains('/'));
+        let name = format!("{purpose}/{group}/{}", derived.map_or(title, |(title, _)| title));
+        let text = match derived {
+            None => format!("{preamble}{body}{close}"),
+            Some((_, base)) => changed(&name, &read(&root().join(base).with_extension("ptx")), body),
+        };
+        Case { name, path: path.clone(), text }
     };
     parts.map(case).collect()
+}
+
+/// A text with changes.
+///
+/// # Panics
+/// When the text lacks a line that is kept or removed.
+fn changed(name: &str, base: &str, changes: &str) -> String {
+    let mut base = base.lines();
+    let mut text: Vec<&str> = Vec::new();
+    for change in changes.lines() {
+        let kept = change.strip_prefix("//= ");
+        let Some(sought) = kept.or(change.strip_prefix("//- ")) else {
+            text.push(change);
+            continue;
+        };
+        loop {
+            let line = base.next().unwrap_or_else(|| panic!("{name}: its base has no further `{sought}`"));
+            if is(line, sought) {
+                break;
+            }
+            text.push(line);
+        }
+        text.extend(kept);
+    }
+    text.extend(base);
+    text.join("\n") + "\n"
+}
+
+/// Whether a line has the code, or is the comment, that is sought.
+fn is(line: &str, sought: &str) -> bool {
+    let code = |line: &'_ str| line.split("//").next().unwrap_or_default().trim().len();
+    let (line, sought) = (line.trim(), sought.trim());
+    match sought.strip_suffix('…') {
+        Some(beginning) => line.starts_with(beginning),
+        None if code(sought) == 0 => line == sought,
+        None => line[..code(line)] == sought[..code(sought)],
+    }
 }
 
 /// An error that a file expects.
