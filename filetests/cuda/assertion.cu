@@ -1,12 +1,8 @@
 // A kernel that checks its own argument.
+//! arg = [{ role = "buffer", dtype = "i32", elements = 32, init = "iota" }]
 //! [launch]
 //! grid = [1]
 //! block = [32]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 32
-//! init = "iota"
 
 #include <cassert>
 

@@ -1,12 +1,8 @@
 // CTAs count in global memory. An atomic of block scope is atomic among the threads of one CTA alone.
+//! arg = [{ role = "buffer", dtype = "i32", elements = 1, init = "zeros" }]
 //! [launch]
 //! grid = [4]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 1
-//! init = "zeros"
 
 extern "C" __global__ void wrong(int* count) {
     atomicAdd_block(count, 1);  // hazard: race

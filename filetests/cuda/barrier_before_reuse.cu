@@ -1,13 +1,8 @@
 // Two reductions use the same shared memory. The first result must be read before the second one begins.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 64, init = "random" }]
 //! [launch]
 //! grid = [1]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 64
-//! init = "random"
-
 
 __device__ float sum(float* part, float x) {
     int i = threadIdx.x;

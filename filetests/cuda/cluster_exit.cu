@@ -1,14 +1,10 @@
 // A CTA reads the shared memory of its peer, which must not end before.
 // sm: 90
+//! arg = [{ role = "buffer", dtype = "f32", elements = 64, init = "uninitialised" }]
 //! [launch]
 //! grid = [2]
 //! cluster = [2]
 //! block = [32]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 64
-//! init = "uninitialised"
 
 #include <cooperative_groups.h>
 

@@ -1,18 +1,11 @@
 // A copy to shared memory is waited for too late.
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 128, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 32, init = "zeros" },
+//! ]
 //! [launch]
 //! grid = [1]
 //! block = [32]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 128
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 32
-//! init = "zeros"
-
 
 __device__ void copy16(float* to, const float* from) {
     unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));

@@ -1,13 +1,8 @@
 // A barrier of the whole CTA stands in a branch that a part of a warp takes.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 64, init = "random" }]
 //! [launch]
 //! grid = [1]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 64
-//! init = "random"
-
 
 extern "C" __global__ void wrong(float* x) {
     __shared__ float tile[64];

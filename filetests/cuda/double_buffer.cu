@@ -1,18 +1,12 @@
 // Two buffers in turns. With one barrier for each tile, a warp may fill a buffer that another one still reads,
 // unless the barrier stands between reading a buffer and filling it again.
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 512, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 64, init = "uninitialised" },
+//! ]
 //! [launch]
 //! grid = [1]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 512
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 64
-//! init = "uninitialised"
 
 extern "C" __global__ void wrong(const float* x, float* y) {
     __shared__ float tiles[2][64];

@@ -1,16 +1,11 @@
 // The last CTA has more threads than there are elements.
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 100, init = "random" },
+//!     { role = "i32", value = 100 },
+//! ]
 //! [launch]
 //! grid = [2]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 100
-//! init = "random"
-//! [[arg]]
-//! role = "i32"
-//! value = 100
-
 
 extern "C" __global__ void wrong(float* x, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;

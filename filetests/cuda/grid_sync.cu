@@ -1,18 +1,12 @@
 // A cooperative launch: each CTA writes its part, the grid meets, and each CTA reads its neighbour's part.
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 192, init = "uninitialised" },
+//!     { role = "buffer", dtype = "f32", elements = 192, init = "uninitialised" },
+//! ]
 //! [launch]
 //! grid = [3]
 //! block = [64]
 //! cooperative = true
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 192
-//! init = "uninitialised"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 192
-//! init = "uninitialised"
 
 #include <cooperative_groups.h>
 

@@ -1,18 +1,11 @@
 // CTAs and their threads count into the same words.
+//! arg = [
+//!     { role = "buffer", dtype = "u32", elements = 128, init = "iota" },
+//!     { role = "buffer", dtype = "u32", elements = 4, init = "zeros" },
+//! ]
 //! [launch]
 //! grid = [2]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "u32"
-//! elements = 128
-//! init = "iota"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "u32"
-//! elements = 4
-//! init = "zeros"
-
 
 extern "C" __global__ void wrong(const unsigned* x, unsigned* counts) {
     unsigned bin = x[blockIdx.x * 64 + threadIdx.x] % 4;

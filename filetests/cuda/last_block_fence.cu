@@ -1,28 +1,13 @@
 // The last CTA sums what all CTAs published (CUDA C++ Programming Guide, "Memory Fence Functions").
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 128, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 4, init = "zeros" },
+//!     { role = "buffer", dtype = "u32", elements = 1, init = "zeros" },
+//!     { role = "buffer", dtype = "f32", elements = 1, init = "zeros" },
+//! ]
 //! [launch]
 //! grid = [4]
 //! block = [32]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 128
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 4
-//! init = "zeros"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "u32"
-//! elements = 1
-//! init = "zeros"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 1
-//! init = "zeros"
-
 
 __device__ float warp_sum(float x) {
     for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);

@@ -1,22 +1,13 @@
 // The last CTA reads what all CTAs wrote: strong reads race with nothing, but a fence before the ticket does
 // not make the reads behind it acquire anything. All threads fence, so no run sees it by the order of events.
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 256, init = "zeros" },
+//!     { role = "buffer", dtype = "u32", elements = 1, init = "zeros" },
+//!     { role = "buffer", dtype = "f32", elements = 64 },
+//! ]
 //! [launch]
 //! grid = [4]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 256
-//! init = "zeros"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "u32"
-//! elements = 1
-//! init = "zeros"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 64
 
 __device__ bool is_last(unsigned* ticket) {
     __shared__ bool last;

@@ -1,13 +1,8 @@
 // An mbarrier is initialised for more arrivals than there are threads.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 64, init = "random" }]
 //! [launch]
 //! grid = [1]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 64
-//! init = "random"
-
 
 __device__ unsigned address_of(void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 

@@ -1,20 +1,13 @@
 // One step of a serial merge: each thread takes the smaller one of two keys. The last thread reads a key beyond
 // the end, and must not compare it.
+//! arg = [
+//!     { role = "buffer", dtype = "i32", elements = 64, init = "random" },
+//!     { role = "buffer", dtype = "i32", elements = 64 },
+//!     { role = "i32", value = 64 },
+//! ]
 //! [launch]
 //! grid = [1]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 64
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 64
-//! [[arg]]
-//! role = "i32"
-//! value = 64
 
 extern "C" __global__ void wrong(const int* x, int* y, int n) {
     __shared__ int keys[65];

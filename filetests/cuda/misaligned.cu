@@ -1,13 +1,8 @@
 // Four words are read at once from an address that is one word off.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 40, init = "random" }]
 //! [launch]
 //! grid = [1]
 //! block = [8]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 40
-//! init = "random"
-
 
 extern "C" __global__ void wrong(float* x) {
     float4 four = *reinterpret_cast<float4*>(x + 1 + 4 * threadIdx.x);  // hazard: misaligned

@@ -1,12 +1,8 @@
 // Two warps hand a tile over at a barrier for 64 threads. A barrier that counts 96 threads never completes.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 32, init = "uninitialised" }]
 //! [launch]
 //! grid = [1]
 //! block = [128]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 32
-//! init = "uninitialised"
 
 template <int COUNT> __device__ void handover(float* y) {
     __shared__ float tile[32];

@@ -1,13 +1,8 @@
 // A load through the read-only path reads what another CTA writes in the same launch.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 64, init = "random" }]
 //! [launch]
 //! grid = [2]
 //! block = [32]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 64
-//! init = "random"
-
 
 extern "C" __global__ void wrong(float* x) {
     int i = blockIdx.x * 32 + threadIdx.x;

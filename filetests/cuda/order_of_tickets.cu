@@ -1,22 +1,12 @@
 // The order of the atomics decides where a value goes, and how a sum of floats is rounded.
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 256, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 256, init = "zeros" },
+//!     { role = "buffer", dtype = "u32", elements = 1, init = "zeros" },
+//! ]
 //! [launch]
 //! grid = [4]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 256
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 256
-//! init = "zeros"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "u32"
-//! elements = 1
-//! init = "zeros"
 
 extern "C" __global__ void wrong(const float* x, float* y, unsigned* count) {
     float value = x[blockIdx.x * 64 + threadIdx.x];

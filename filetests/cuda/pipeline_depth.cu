@@ -1,18 +1,12 @@
 // Three stages of cp.async. Waiting until two groups are left is one group too few when the oldest of three
 // is needed.
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 256, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 32, init = "uninitialised" },
+//! ]
 //! [launch]
 //! grid = [1]
 //! block = [32]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 256
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 32
-//! init = "uninitialised"
 
 __device__ void fetch(float* to, const float* from) {
     unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));

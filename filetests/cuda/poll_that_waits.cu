@@ -1,24 +1,15 @@
 // One thread polls a flag for its CTA and passes the answer on in shared memory. Without the barrier in front
 // of the poll it overwrites an answer that other warps still read. That needs a second round of the loop,
 // so a CTA that comes too late to wait does not show it.
+//! arg = [
+//!     { role = "buffer", dtype = "i32", elements = 1, init = "zeros" },
+//!     { role = "buffer", dtype = "i32", elements = 64, init = "zeros" },
+//!     { role = "buffer", dtype = "i32", elements = 64 },
+//! ]
 //! [launch]
 //! grid = [2]
 //! block = [64]
 //! cooperative = true
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 1
-//! init = "zeros"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 64
-//! init = "zeros"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 64
 
 __device__ int poll(int* flag) {
     int value;

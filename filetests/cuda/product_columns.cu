@@ -1,27 +1,14 @@
 // A product whose rows have 12 elements: without a bound of the column, the last tile of a row writes elements of
 // the next row, which another CTA computes.
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 256, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 256, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 256, init = "zeros" },
+//!     { role = "i32", value = 12 },
+//! ]
 //! [launch]
 //! grid = [2, 2]
 //! block = [8, 8]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 256
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 256
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 256
-//! init = "zeros"
-//! [[arg]]
-//! role = "i32"
-//! value = 12
-
 
 extern "C" __global__ void wrong(const float* a, const float* b, float* c, int n) {
     int row = blockIdx.y * 8 + threadIdx.y, column = blockIdx.x * 8 + threadIdx.x;

@@ -1,12 +1,9 @@
 // A producer warpgroup gives registers away so that two consumer warpgroups have more of them.
 // sm: 90a
+//! arg = [{ role = "buffer", dtype = "i32", elements = 384 }]
 //! [launch]
 //! grid = [1]
 //! block = [384]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 384
 
 template <int REGISTERS>
 __device__ void give() {

@@ -1,19 +1,13 @@
 // One CTA writes a word and sets a flag, the other one waits for the flag and reads the word. Both words are
 // volatile, so that nothing races, but only fences order the word before the flag.
+//! arg = [
+//!     { role = "buffer", dtype = "i32", elements = 64, init = "zeros" },
+//!     { role = "buffer", dtype = "i32", elements = 1, init = "uninitialised" },
+//! ]
 //! [launch]
 //! grid = [2]
 //! block = [32]
 //! cooperative = true
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 64
-//! init = "zeros"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 1
-//! init = "uninitialised"
 
 extern "C" __global__ void wrong(volatile int* words, int* out) {
     if (threadIdx.x != 0) return;

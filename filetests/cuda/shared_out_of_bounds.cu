@@ -1,13 +1,8 @@
 // One word a warp is reserved, and each lane writes one.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 64, init = "random" }]
 //! [launch]
 //! grid = [1]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 64
-//! init = "random"
-
 
 extern "C" __global__ void wrong(float* x) {
     __shared__ float part[2];

@@ -1,13 +1,8 @@
 // A shuffle names lanes that take the other branch and run on.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 32, init = "random" }]
 //! [launch]
 //! grid = [1]
 //! block = [32]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 32
-//! init = "random"
-
 
 extern "C" __global__ void wrong(float* x) {
     int i = threadIdx.x;

@@ -1,13 +1,9 @@
 // The second warp waits for a flag that the first warp sets. The first warp waits for the second one at a
 // barrier before it sets the flag.
+//! arg = [{ role = "buffer", dtype = "i32", elements = 1, init = "zeros" }]
 //! [launch]
 //! grid = [1]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 1
-//! init = "zeros"
 
 __device__ void set(int* flag) { atomicExch(flag, 1); }
 

@@ -1,24 +1,14 @@
 // Dekker's algorithm: each CTA raises its flag and looks at the other one. Without a fence between the two
 // accesses, both may find the other flag down.
+//! arg = [
+//!     { role = "buffer", dtype = "i32", elements = 64, init = "zeros" },
+//!     { role = "buffer", dtype = "i32", elements = 64, init = "zeros" },
+//!     { role = "buffer", dtype = "i32", elements = 1, init = "zeros" },
+//! ]
 //! [launch]
 //! grid = [2]
 //! block = [32]
 //! cooperative = true
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 64
-//! init = "zeros"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 64
-//! init = "zeros"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "i32"
-//! elements = 1
-//! init = "zeros"
 
 __device__ int relaxed(int* word) {
     int value;

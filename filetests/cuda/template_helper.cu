@@ -1,13 +1,8 @@
 // A race in an inlined template of a namespace: the calls around it are named.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 64, init = "random" }]
 //! [launch]
 //! grid = [1]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 64
-//! init = "random"
-
 
 namespace tile {
 template <typename T, int N>

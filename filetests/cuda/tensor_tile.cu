@@ -1,24 +1,13 @@
 // TMA brings a tile of 16×16 numbers. Its mbarrier's phases have the parities 0 and 1 in turn.
 // sm: 90a
+//! arg = [
+//!     { role = "tensor_map", of = "x", dims = [16, 32], box = [16, 16] },
+//!     { role = "buffer", dtype = "f32", elements = 512 },
+//!     { name = "x", role = "buffer", dtype = "f32", shape = [32, 16], init = "random", parameter = false },
+//! ]
 //! [launch]
 //! grid = [1]
 //! block = [32]
-//! [[arg]]
-//! role = "tensor_map"
-//! of = "x"
-//! dims = [16, 32]
-//! box = [16, 16]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 512
-//! [[arg]]
-//! name = "x"
-//! role = "buffer"
-//! dtype = "f32"
-//! shape = [32, 16]
-//! init = "random"
-//! parameter = false
 
 struct alignas(64) TensorMap {
     char opaque[128];

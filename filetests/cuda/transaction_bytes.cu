@@ -1,19 +1,12 @@
 // An mbarrier expects other bytes than the bulk copy brings.
 // sm: 90
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 32, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 32, init = "zeros" },
+//! ]
 //! [launch]
 //! grid = [1]
 //! block = [32]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 32
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 32
-//! init = "zeros"
-
 
 __device__ unsigned address_of(void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 

@@ -1,13 +1,8 @@
 // A kernel traps for an element that its inputs have.
+//! arg = [{ role = "buffer", dtype = "u32", elements = 32, init = "iota" }]
 //! [launch]
 //! grid = [1]
 //! block = [32]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "u32"
-//! elements = 32
-//! init = "iota"
-
 
 extern "C" __global__ void wrong(unsigned* x) {
     if (x[threadIdx.x] == 7) __trap();  // hazard: trap

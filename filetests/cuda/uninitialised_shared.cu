@@ -1,16 +1,11 @@
 // A tail is not loaded, and is summed all the same.
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 64, init = "random" },
+//!     { role = "i32", value = 50 },
+//! ]
 //! [launch]
 //! grid = [1]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 64
-//! init = "random"
-//! [[arg]]
-//! role = "i32"
-//! value = 50
-
 
 extern "C" __global__ void wrong(float* x, int n) {
     __shared__ float tile[64];

@@ -1,13 +1,8 @@
 // Four words at once from an array of words: right where ptxas places it, and promised by nothing.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 64, init = "random" }]
 //! [launch]
 //! grid = [1]
 //! block = [16]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 64
-//! init = "random"
-
 
 extern "C" __global__ void wrong(float* x) {
     __shared__ float tile[64];

@@ -1,13 +1,9 @@
 // Each pair of threads turns one element in place. Both threads read it, and the even one writes it. What the
 // odd thread read reaches no store.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 32, init = "random" }]
 //! [launch]
 //! grid = [1]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 32
-//! init = "random"
 
 // A compiler would move a plain load into the branch.
 __device__ float load(const float* x) {

@@ -1,20 +1,13 @@
 // Threads sum items of a tile that was not loaded to its end. Only a sum without the bound depends on the items
 // that nobody loaded.
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 128, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 128 },
+//!     { role = "i32", value = 100 },
+//! ]
 //! [launch]
 //! grid = [1]
 //! block = [128]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 128
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 128
-//! [[arg]]
-//! role = "i32"
-//! value = 100
 
 extern "C" __global__ void wrong(const float* x, float* y, int n) {
     __shared__ float tile[128];

@@ -1,17 +1,11 @@
 // Like `unused_read`, but the odd thread's value is stored elsewhere, so that the result depends on the order.
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 32, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 32, init = "uninitialised" },
+//! ]
 //! [launch]
 //! grid = [1]
 //! block = [64]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 32
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 32
-//! init = "uninitialised"
 
 extern "C" __global__ void wrong(float* x, float* y) {
     int at = threadIdx.x / 2;

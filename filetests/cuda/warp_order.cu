@@ -1,13 +1,8 @@
 // Lanes of a warp exchange words. A shuffle orders no memory.
+//! arg = [{ role = "buffer", dtype = "f32", elements = 32, init = "random" }]
 //! [launch]
 //! grid = [1]
 //! block = [32]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 32
-//! init = "random"
-
 
 extern "C" __global__ void wrong(float* x) {
     __shared__ float tile[32];

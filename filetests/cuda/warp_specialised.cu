@@ -1,19 +1,13 @@
 // A producer warp brings tiles by bulk copies into two stages, and four consumer warps sum them. The producer
 // must wait until a stage has been read before it overwrites it.
 // sm: 90
+//! arg = [
+//!     { role = "buffer", dtype = "f32", elements = 1024, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 128, init = "zeros" },
+//! ]
 //! [launch]
 //! grid = [1]
 //! block = [160]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 1024
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 128
-//! init = "zeros"
 
 constexpr int TILES = 8, WORDS = 128, STAGES = 2;
 

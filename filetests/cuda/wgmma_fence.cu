@@ -1,18 +1,13 @@
 // A warpgroup multiplies two tiles by wgmma. The accumulators are written first, which a fence must order
 // before the product.
 // sm: 90a
+//! arg = [
+//!     { role = "buffer", dtype = "f16", elements = 1536, init = "random" },
+//!     { role = "buffer", dtype = "f32", elements = 512 },
+//! ]
 //! [launch]
 //! grid = [1]
 //! block = [128]
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f16"
-//! elements = 1536
-//! init = "random"
-//! [[arg]]
-//! role = "buffer"
-//! dtype = "f32"
-//! elements = 512
 
 struct Tile {
     alignas(128) uint4 pieces[192];  // 64×16 numbers of A, 16×8 of B, in cores of 8×8

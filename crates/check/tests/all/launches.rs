@@ -397,7 +397,7 @@ fn a_tensor_map_may_lie_in_global_memory() {
         generic.iter().for_each(|line| text = text.replace(line, &line.replace("cvta.param.u64", "mov.u64")));
     }
     let first = launch.find("role = \"tensor_map\"").unwrap();
-    let in_memory = format!("{}memory = \"global\"\n{}", &launch[..first], &launch[first..]);
+    let in_memory = format!("{}memory = \"global\", {}", &launch[..first], &launch[first..]);
     let module = ptx::parse(&text).unwrap().verify().unwrap_or_else(|error| panic!("{error}\n{text}"));
     let bound = in_memory.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
     let check = check_kernel(&bound, &Settings::quick()).unwrap();
@@ -417,12 +417,10 @@ fn a_tensor_map_may_be_a_field_of_a_struct() {
     for line in by_value.lines().filter(|line| line.contains("mov.") && line.contains(name)) {
         text = text.replace(line, &line.replace(name, &format!("{name}+64")));
     }
-    let first = launch.find("role = \"tensor_map\"").unwrap();
-    let before = launch[..first].rfind("[[arg]]").unwrap();
-    let map = launch[first..].find("[[arg]]").map_or(&launch[before..], |next| &launch[before..first + next]);
-    let of_struct = "[[arg]]\nrole = \"struct\"\nfields = [{ role = \"i32\", value = 7 }, { role = \"tensor_map\", of = \"map\" }]\n\n";
+    let map = launch.lines().find(|line| line.contains("role = \"tensor_map\"")).unwrap();
+    let of_struct = "    { role = \"struct\", fields = [{ role = \"i32\", value = 7 }, { role = \"tensor_map\", of = \"map\" }] },\n";
     let named =
-        map.replace("role = \"tensor_map\"", "role = \"tensor_map\"\nname = \"map\"\nparameter = false");
+        map.replace("role = \"tensor_map\"", "role = \"tensor_map\", name = \"map\", parameter = false");
     let spec = launch.replace(map, &format!("{of_struct}{named}"));
     let module = ptx::parse(&text).unwrap().verify().unwrap_or_else(|error| panic!("{error}\n{text}"));
     let bound =

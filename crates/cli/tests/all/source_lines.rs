@@ -33,14 +33,14 @@ fn findings_name_source_lines_calls_and_cures() {
     let (code, said, error) = check(&folder, "template_helper", &[]);
     assert_eq!(code, Some(1), "{error}");
     for part in [
-        "1. race at template_helper.cu:15 (and template_helper.cu:16): ",
-        "template_helper.cu:15 | words[threadIdx.x] = mine;",
-        "template_helper.cu:16 | return words[(threadIdx.x + by) % N];  // hazard:",
-        "tile::rotated<float, 64>, inlined at template_helper.cu:22 in wrong",
+        "1. race at template_helper.cu:10 (and template_helper.cu:11): ",
+        "template_helper.cu:10 | words[threadIdx.x] = mine;",
+        "template_helper.cu:11 | return words[(threadIdx.x + by) % N];  // hazard:",
+        "tile::rotated<float, 64>, inlined at template_helper.cu:17 in wrong",
         "wrong::words[0x80]",
         "PTX 40 | st.shared.f32",
         "cure: put __syncthreads() between the two accesses",
-        "2. uninitialised_read at template_helper.cu:16: ",
+        "2. uninitialised_read at template_helper.cu:11: ",
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
@@ -49,7 +49,7 @@ fn findings_name_source_lines_calls_and_cures() {
     std::fs::remove_file(folder.0.join("template_helper.cu")).unwrap();
     let (_, said, _) = check(&folder, "template_helper", &[]);
     assert!(
-        said.contains("race at filetests/cuda/template_helper.cu:15") && said.contains("cannot be read"),
+        said.contains("race at filetests/cuda/template_helper.cu:10") && said.contains("cannot be read"),
         "{said}"
     );
 }
@@ -90,19 +90,19 @@ fn uncovered_lines_are_listed() {
     let Some(folder) = kernel("trap", "right") else { return };
     let (code, said, _) = check(&folder, "trap", &["--coverage"]);
     assert_eq!(code, Some(0), "{said}");
-    let listed = said.lines().find(|line| line.contains("trap.cu:18 | ")).unwrap_or_else(|| panic!("{said}"));
+    let listed = said.lines().find(|line| line.contains("trap.cu:13 | ")).unwrap_or_else(|| panic!("{said}"));
     assert!(
         listed.contains("if (x[threadIdx.x] == 32) __trap();") && listed.ends_with(" instructions)"),
         "{said}"
     );
     assert!(
-        said.contains("instructions executed") && said.contains("not fully executed: trap.cu:18"),
+        said.contains("instructions executed") && said.contains("not fully executed: trap.cu:13"),
         "{said}"
     );
     let (_, said, _) = check(&folder, "trap", &["--json"]);
     let said: Value = serde_json::from_str(&said).unwrap();
     let lines = said["coverage"]["source_lines"].as_array().unwrap();
-    assert_eq!((lines.len(), &lines[0]["line"]), (1, &18.into()), "{lines:?}");
+    assert_eq!((lines.len(), &lines[0]["line"]), (1, &13.into()), "{lines:?}");
     // Without line information the lines of the PTX are listed.
     let plain = std::fs::read_to_string(folder.0.join("trap.ptx")).unwrap().replace(".loc", "// loc");
     folder.write("trap.ptx", &plain);
@@ -164,14 +164,14 @@ fn sarif_points_at_source_lines() {
     let place = &result["locations"][0]["physicalLocation"];
     assert_eq!((&result["ruleId"], &result["level"]), (&"race".into(), &"error".into()));
     assert_eq!(place["artifactLocation"]["uri"], "template_helper.cu");
-    assert_eq!(place["region"]["startLine"], 15);
+    assert_eq!(place["region"]["startLine"], 10);
     let related: Vec<&Value> = result["relatedLocations"]
         .as_array()
         .unwrap()
         .iter()
         .map(|l| &l["physicalLocation"]["region"]["startLine"])
         .collect();
-    assert_eq!(related, [16, 22, 22], "the other access, and the call that was inlined");
+    assert_eq!(related, [11, 17, 17], "the other access, and the call that was inlined");
     // With `-`, standard output carries the log and nothing else.
     let (_, said, _) = check(&folder, "template_helper", &["--sarif", "-"]);
     assert_eq!(said, written);
@@ -224,7 +224,7 @@ fn junit_has_one_test_a_check() {
     let Some(folder) = kernel("template_helper", "wrong") else { return };
     let (_, xml, _) = check(&folder, "template_helper", &["--junit", "-"]);
     assert_eq!(elements(&xml), ["testsuites", "testsuite", "testcase", "failure"], "{xml}");
-    for part in ["failures=\"1\"", "type=\"race\"", "race at template_helper.cu:15", "cure: "] {
+    for part in ["failures=\"1\"", "type=\"race\"", "race at template_helper.cu:10", "cure: "] {
         assert!(xml.contains(part), "{part}: {xml}");
     }
     let Some(right) = kernel("template_helper", "right") else { return };
