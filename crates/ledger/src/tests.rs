@@ -92,6 +92,19 @@ pub fn scratch() -> (Scratch, PathBuf) {
     (folder, path)
 }
 
+/// A ledger, and its folder.
+pub fn opened() -> (Scratch, Ledger) {
+    let (folder, path) = scratch();
+    (folder, Ledger::open(&path).unwrap())
+}
+
+/// A ledger with a run.
+pub fn begun() -> (Scratch, Ledger, RunId) {
+    let (folder, ledger) = opened();
+    let run = begin(&ledger);
+    (folder, ledger, run)
+}
+
 #[test]
 fn an_answer_that_comes_twice_counts_once() {
     let (_folder, path) = scratch();
@@ -120,9 +133,7 @@ fn an_answer_that_comes_twice_counts_once() {
 
 #[test]
 fn summaries_follow_from_the_facts() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
-    let run = begin(&ledger);
+    let (_folder, ledger, run) = begun();
     let seed = add(&ledger, run, "a", Arm::Evolution, &[]);
     let child = add(&ledger, run, "b", Arm::Evolution, &[seed]);
     for (candidate, us) in [(seed, 10.0), (child, 8.0)] {
@@ -155,9 +166,7 @@ fn summaries_follow_from_the_facts() {
 /// best candidates take its places.
 #[test]
 fn who_is_out_leaves_niche_and_curve() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
-    let run = begin(&ledger);
+    let (_folder, ledger, run) = begun();
     let time = |text: &str, us: f64| {
         let candidate = add(&ledger, run, text, Arm::Evolution, &[]);
         ledger.tell(&outcome(candidate, Stage::Screen, screened(text, us))).unwrap();
@@ -188,9 +197,7 @@ fn who_is_out_leaves_niche_and_curve() {
 /// A time from an earlier run was known before the forecast, so it does not form a pair with the forecast.
 #[test]
 fn a_time_that_was_taken_over_is_no_pair() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
-    let run = begin(&ledger);
+    let (_folder, ledger, run) = begun();
     let candidate = add(&ledger, run, "a", Arm::Evolution, &[]);
     ledger.tell(&outcome(candidate, Stage::Screen, screened("p", 9.0))).unwrap();
     let mut known = timed(Trial::Microbench, 10.0, None);
@@ -214,9 +221,7 @@ fn no(stage: Stage, reason: Reason) -> Rejection {
 
 #[test]
 fn what_fails_leaves_nothing_behind() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
-    let run = begin(&ledger);
+    let (_folder, ledger, run) = begun();
     let candidate = add(&ledger, run, "a", Arm::Evolution, &[]);
     let bad = outcome(candidate, Stage::Microbench, timed(Trial::Microbench, f64::NAN, None));
     assert!(matches!(ledger.tell(&bad), Err(LedgerError::Value { what: "low_us", .. })));
@@ -247,8 +252,7 @@ fn what_fails_leaves_nothing_behind() {
 
 #[test]
 fn forecasts_are_in_order_and_come_out_once() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
+    let (_folder, ledger) = opened();
     let idea = Forecast {
         candidate: None,
         hypothesis: "two stages are enough".into(),
@@ -289,8 +293,7 @@ fn forecasts_are_in_order_and_come_out_once() {
 
 #[test]
 fn everyone_whose_forecasts_came_out_is_found_on_each_device() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
+    let (_folder, ledger) = opened();
     for (author, device) in [("bob", "L4"), ("ada", "L4"), ("ada", "A100"), ("bob", "L4"), ("carol", "A100")]
     {
         let (candidate, hypothesis, problem) = (None, "it is".into(), None);
@@ -317,8 +320,7 @@ fn everyone_whose_forecasts_came_out_is_found_on_each_device() {
 
 #[test]
 fn a_device_is_called_by_its_name_or_the_only_part_of_one() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
+    let (_folder, ledger) = opened();
     for device in ["H200", "NVIDIA H200", "NVIDIA L4"] {
         ledger.together(|l| l.device(device)).unwrap();
     }
@@ -359,9 +361,7 @@ pub fn story(ledger: &Ledger) -> (RunId, [CandidateId; 5], Vec<Outcome>) {
 /// An operator's gain is counted once, not again after a race. The control never becomes an elite.
 #[test]
 fn a_step_of_an_operator_counts_once() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
-    let run = begin(&ledger);
+    let (_folder, ledger, run) = begun();
     let seed = add(&ledger, run, "a", Arm::Evolution, &[]);
     let child = add(&ledger, run, "b", Arm::Evolution, &[seed]);
     let control = add(&ledger, run, "a", Arm::Control, &[]);
@@ -386,8 +386,7 @@ fn a_step_of_an_operator_counts_once() {
 /// latest rejection.
 #[test]
 fn what_is_compared_with_is_counted_by_itself() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
+    let (_folder, ledger) = opened();
     let (run, [_, _, wrong, crossing, control], _) = story(&ledger);
     let entered = ledger.entered(run).unwrap();
     let of = |arm: Arm| -> Vec<(Stage, i64)> {
@@ -439,8 +438,7 @@ fn a_run_is_resumed_from_what_was_told_in_order() {
 
 #[test]
 fn what_is_counted_and_where_it_came_from() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
+    let (_folder, ledger) = opened();
     let (run, [seed, child, wrong, crossing, _], _) = story(&ledger);
     let line: Vec<(CandidateId, usize)> =
         ledger.lineage(crossing, 9).unwrap().iter().map(|a| (a.candidate, a.parents.len())).collect();
@@ -518,8 +516,7 @@ fn facts_leave_as_json_lines_and_as_parquet() {
 
 #[test]
 fn a_check_counts_the_summaries_after() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
+    let (_folder, ledger) = opened();
     let (run, [_, child, ..], _) = story(&ledger);
     ledger
         .decided(run, &Decision { what: "promoted".into(), candidate: Some(child), why: Value::Null })
@@ -540,9 +537,7 @@ fn a_check_counts_the_summaries_after() {
 /// twice: uncorrected and corrected.
 #[test]
 fn a_recalibration_is_kept_and_used_by_later_forecasts() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
-    let run = begin(&ledger);
+    let (_folder, ledger, run) = begun();
     let one = |i: i32| {
         let us = 10.0 + f64::from(i * 7 % 40);
         let candidate = add(&ledger, run, &format!("{i}"), Arm::Evolution, &[]);

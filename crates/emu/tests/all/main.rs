@@ -6,6 +6,7 @@ mod corpus;
 mod deadlock;
 mod limits;
 mod litmus;
+mod product;
 mod quiet;
 mod registers;
 mod tcgen05;

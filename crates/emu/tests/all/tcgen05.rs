@@ -2,8 +2,9 @@
 //! exactly: operands in every layout, A in shared and in tensor memory, and D in every layout of one and of
 //! two CTAs.
 
-use flashcore_emu::{Buffer, Options, run};
-use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
+use ptx::{Dim3, Launch};
+
+use crate::product::{small, words};
 
 /// Swizzle mode of the descriptor in bits 62 and 63, and bytes per row of the swizzle pattern.
 const PATTERNS: [(u64, usize); 4] = [(0, 16), (3, 32), (2, 64), (1, 128)];
@@ -307,43 +308,20 @@ impl Case {
 
     fn check(&self) {
         let source = self.source();
-        let module = ptx::parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"));
-        let module = module.verify().unwrap_or_else(|e| panic!("{e}"));
         let all =
             |part: fn(&Case, usize) -> Vec<u8>| (0..self.ctas).flat_map(|cta| part(self, cta)).collect();
-        let (operands, filled): (Vec<u8>, Vec<u8>) = (all(Case::shared), all(Case::filled));
-        let out = self.ctas * 128 * self.columns() * 4;
-        let spec = |name: &str, bytes, access| BufferSpec { name: name.into(), bytes, access };
         let ctas = self.ctas as u32;
-        let kernel = Kernel {
-            module,
-            entry: "k".into(),
-            launch: Launch {
-                dynamic_shared: OPERANDS as u32 + 16,
-                cluster: Dim3(ctas, 1, 1),
-                ..Launch::new(Dim3(ctas, 1, 1), Dim3(128, 1, 1))
-            },
-            buffers: vec![
-                spec("operands", operands.len(), Access::Read),
-                spec("filled", filled.len(), Access::Read),
-                spec("out", out, Access::Write),
-            ],
-            tensor_maps: Vec::new(),
-            args: (0..3).map(|index| Arg::Buffer { index, offset: 0 }).collect(),
+        let launch = Launch {
+            dynamic_shared: OPERANDS as u32 + 16,
+            cluster: Dim3(ctas, 1, 1),
+            ..Launch::new(Dim3(ctas, 1, 1), Dim3(128, 1, 1))
         };
-        let mut buffers =
-            [Buffer::from_bytes(&operands), Buffer::from_bytes(&filled), Buffer::uninitialised(out)];
-        let report = run(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &Options::default())
-            .unwrap_or_else(|e| panic!("{e}\n{source}"));
-        assert!(report.hazards.is_empty(), "{}\n{source}", report.hazards[0]);
-        let flop: u64 = report.counters.instructions.iter().map(|c| c.tensor_flop).sum();
-        assert_eq!(flop, 2 * 2 * (self.m * self.n * self.depth()) as u64);
-        self.compare(&buffers[2].to_bytes(), &source);
+        let inputs = [("operands", all(Case::shared)), ("filled", all(Case::filled))];
+        let flop = 2 * 2 * (self.m * self.n * self.depth());
+        self.compare(&words(&source, launch, inputs, self.ctas * 128 * self.columns() * 4, flop), &source);
     }
 
-    fn compare(&self, bytes: &[u8], source: &str) {
-        let words: Vec<u32> =
-            bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+    fn compare(&self, words: &[u32], source: &str) {
         let sign = if self.negated { -1.0 } else { 1.0 };
         for (row, column) in (0..self.m).flat_map(|row| (0..self.n).map(move |column| (row, column))) {
             let product: f64 = (0..self.depth()).map(|k| self.term(row, column, k)).sum();
@@ -369,19 +347,6 @@ impl Case {
             .scales
             .map_or(0, |s| self.scale(row, block(s.count)) + self.scale(1000 + column, block(s.count)));
         product * f64::from(1u32 << powers)
-    }
-}
-
-/// The bits of an integer up to 4 in a format with so many exponent and fraction bits.
-fn small(x: i32, exponent: u32, fraction: u32) -> u32 {
-    let bias = (1 << (exponent - 1)) - 1;
-    let sign = u32::from(x < 0) << (exponent + fraction);
-    match x.unsigned_abs() {
-        0 => 0,
-        1 => sign | bias << fraction,
-        2 => sign | (bias + 1) << fraction,
-        3 => sign | (bias + 1) << fraction | 1 << (fraction - 1),
-        _ => sign | (bias + 2) << fraction,
     }
 }
 

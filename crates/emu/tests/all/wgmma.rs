@@ -1,8 +1,9 @@
 //! Compares warpgroup products with plain sums of small integers, which every type represents exactly:
 //! operands in every layout that descriptors describe, and A from registers.
 
-use flashcore_emu::{Buffer, Options, run};
-use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
+use ptx::{Dim3, Launch};
+
+use crate::product::{small, words};
 
 /// Swizzle mode of the descriptor, and bytes per row of the swizzle pattern; 16 without a swizzle.
 const PATTERNS: [(u64, usize); 4] = [(0, 16), (3, 32), (2, 64), (1, 128)];
@@ -172,39 +173,16 @@ impl Case {
 
     /// Checks twice the product: the first wgmma does not add to D, the second does.
     fn check(&self) {
-        let module = ptx::parse(&self.source()).unwrap_or_else(|e| panic!("{e}\n{}", self.source()));
-        let module = module.verify().unwrap_or_else(|e| panic!("{e}"));
-        let (operands, fragments) = (self.shared(), self.fragments());
-        let out = 64 * self.columns * if self.d == "f16" { 2 } else { 4 };
-        let spec = |name: &str, bytes, access| BufferSpec { name: name.into(), bytes, access };
-        let kernel = Kernel {
-            module,
-            entry: "k".into(),
-            launch: Launch {
-                dynamic_shared: (A_BYTES + B_BYTES) as u32,
-                ..Launch::new(Dim3(1, 1, 1), Dim3(128, 1, 1))
-            },
-            buffers: vec![
-                spec("operands", operands.len(), Access::Read),
-                spec("fragments", fragments.len(), Access::Read),
-                spec("out", out, Access::Write),
-            ],
-            tensor_maps: Vec::new(),
-            args: (0..3).map(|index| Arg::Buffer { index, offset: 0 }).collect(),
+        let launch = Launch {
+            dynamic_shared: (A_BYTES + B_BYTES) as u32,
+            ..Launch::new(Dim3(1, 1, 1), Dim3(128, 1, 1))
         };
-        let mut buffers =
-            [Buffer::from_bytes(&operands), Buffer::from_bytes(&fragments), Buffer::uninitialised(out)];
-        let report = run(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &Options::default())
-            .unwrap_or_else(|e| panic!("{e}\n{}", self.source()));
-        assert!(report.hazards.is_empty(), "{}\n{}", report.hazards[0], self.source());
-        let flop: u64 = report.counters.instructions.iter().map(|c| c.tensor_flop).sum();
-        assert_eq!(flop, 2 * 2 * 64 * (self.columns * self.k) as u64);
-        self.compare(&buffers[2].to_bytes());
+        let inputs = [("operands", self.shared()), ("fragments", self.fragments())];
+        let out = 64 * self.columns * if self.d == "f16" { 2 } else { 4 };
+        self.compare(&words(&self.source(), launch, inputs, out, 2 * 2 * 64 * self.columns * self.k));
     }
 
-    fn compare(&self, bytes: &[u8]) {
-        let words: Vec<u32> =
-            bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+    fn compare(&self, words: &[u32]) {
         let per_thread = words.len() / 128;
         let sign = if self.negated { -1 } else { 1 };
         for row in 0..64 {
@@ -240,24 +218,12 @@ fn f32(x: i32) -> u32 {
     (x as f32).to_bits()
 }
 
-/// The bits of an integer up to 3 in a format with `fraction` fraction bits and bias `bias`.
-fn small(x: i32, fraction: u32, bias: u32) -> u32 {
-    let sign = if x < 0 { 0x80 } else { 0 };
-    match x.unsigned_abs() {
-        0 => 0,
-        1 => sign | bias << fraction,
-        2 => sign | (bias + 1) << fraction,
-        3 => sign | (bias + 1) << fraction | 1 << (fraction - 1),
-        _ => sign | (bias + 2) << fraction,
-    }
-}
-
 fn e4m3(x: i32) -> u32 {
-    small(x, 3, 7)
+    small(x, 4, 3)
 }
 
 fn e5m2(x: i32) -> u32 {
-    small(x, 2, 15)
+    small(x, 5, 2)
 }
 
 fn byte(x: i32) -> u32 {

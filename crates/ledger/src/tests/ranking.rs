@@ -4,8 +4,7 @@ use super::*;
 
 #[test]
 fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
+    let (_folder, ledger) = opened();
     let (run, [seed, child, _, crossing, _], _) = story(&ledger);
     ledger
         .decided(run, &Decision { what: "promoted".into(), candidate: Some(child), why: Value::Null })
@@ -49,8 +48,7 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
 /// valid time; a wrong candidate has none.
 #[test]
 fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
+    let (_folder, ledger) = opened();
     let (run, [seed, child, _, crossing, _], _) = story(&ledger);
     let [lucky, lost, faulty] = ["e", "f", "g"].map(|text| add(&ledger, run, text, Arm::Evolution, &[child]));
     for (candidate, us) in [(lucky, 1.0), (lost, 2.0), (faulty, 3.0)] {
@@ -94,8 +92,7 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
 /// comes before any first race.
 #[test]
 fn who_raced_is_ranked_by_its_last_race() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
+    let (_folder, ledger) = opened();
     let (run, [seed, child, ..], _) = story(&ledger);
     let [slow_hour, lucky, twice] =
         ["e", "f", "g"].map(|text| add(&ledger, run, text, Arm::Evolution, &[child]));
@@ -134,8 +131,7 @@ fn who_raced_is_ranked_by_its_last_race() {
 /// the distance of the control from 1.
 #[test]
 fn the_noise_floor_is_that_of_all_races_on_the_problem() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
+    let (_folder, ledger) = opened();
     let (run, [seed, child, _, _, control], _) = story(&ledger);
     let floor = || ledger.noise_floor(run, &shape(128)).unwrap().unwrap();
     let noisy = |noise: f64, ratio: f64| race(seed, ratio).map(|race| Against { noise, ..race });
@@ -156,8 +152,7 @@ fn the_noise_floor_is_that_of_all_races_on_the_problem() {
 /// A win counts the gain over the parent, not over the baseline. Wins on other devices are not listed.
 #[test]
 fn a_win_is_worth_what_its_changes_gained() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
+    let (_folder, ledger) = opened();
     let (run, [seed, child, ..], _) = story(&ledger);
     let grandchild = add(&ledger, run, "e", Arm::Evolution, &[child]);
     ledger.tell(&outcome(grandchild, Stage::Microbench, timed(Trial::Microbench, 7.9, None))).unwrap();
@@ -181,9 +176,7 @@ fn a_win_is_worth_what_its_changes_gained() {
 /// trifle shorter.
 #[test]
 fn a_parent_with_an_equal_time_comes_before_its_child() {
-    let (_folder, path) = scratch();
-    let ledger = Ledger::open(&path).unwrap();
-    let run = begin(&ledger);
+    let (_folder, ledger, run) = begun();
     let first = add(&ledger, run, "a", Arm::Evolution, &[]);
     let parent = add(&ledger, run, "b", Arm::Evolution, &[first]);
     let child = add(&ledger, run, "c", Arm::Evolution, &[parent]);

@@ -13,6 +13,7 @@
 
 use std::ops::Range;
 
+use bytemuck::Pod;
 use pulp::Simd;
 
 use super::super::Lanes32;
@@ -555,21 +556,22 @@ fn truncated<S: Simd>(simd: S, numbers: S::f32s) -> S::u32s {
             return bytemuck::cast(avx.convert_f32x8_to_i32x8(bytemuck::cast(numbers)));
         }
     }
-    let mut integers = simd.splat_u32s(0);
-    let lanes: &mut [i32] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut integers));
-    let numbers: &[f32] = bytemuck::cast_slice(std::slice::from_ref(&numbers));
-    lanes.iter_mut().zip(numbers).for_each(|(lane, number)| *lane = *number as i32);
-    integers
+    each_lane(numbers, simd.splat_u32s(0), |number: f32| number as i32)
 }
 
 /// Numbers below 2^31 as floats, to nearest even.
 #[inline(always)]
 fn converted<S: Simd>(simd: S, numbers: S::u32s) -> S::f32s {
-    let mut floats = simd.splat_f32s(0.0);
-    let lanes: &mut [f32] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut floats));
-    let numbers: &[i32] = bytemuck::cast_slice(std::slice::from_ref(&numbers));
-    lanes.iter_mut().zip(numbers).for_each(|(lane, number)| *lane = *number as f32);
-    floats
+    each_lane(numbers, simd.splat_f32s(0.0), |number: i32| number as f32)
+}
+
+/// Converts each lane of a vector; `to` has the type of the result.
+#[inline(always)]
+fn each_lane<A: Pod, B: Pod, From: Pod, To: Pod>(from: A, mut to: B, convert: impl Fn(From) -> To) -> B {
+    let lanes: &mut [To] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut to));
+    let numbers: &[From] = bytemuck::cast_slice(std::slice::from_ref(&from));
+    lanes.iter_mut().zip(numbers).for_each(|(lane, number)| *lane = convert(*number));
+    to
 }
 
 /// Exponent of the unit in which a sum with this largest exponent (encoded) is counted.
