@@ -21,12 +21,18 @@ def get(url, **headers):
         return error.code, error.read().decode()
 
 
-def test_a_run_grows_before_ones_eyes(tab, serve, tmp_path):
-    ledger = tmp_path / "live.ledger"
-    demo(ledger, 60)
+def live(tab, serve, ledger, candidates):
+    """A server of a ledger with that many candidates, and the live page of its run."""
+    demo(ledger, candidates)
     server = serve(ledger)
     page = tab.open(f"{server.url}run/1", allowed=server.url)
     page.wait_for_selector("#live.on")
+    return server, page
+
+
+def test_a_run_grows_before_ones_eyes(tab, serve, tmp_path):
+    ledger = tmp_path / "live.ledger"
+    server, page = live(tab, serve, ledger, 60)
     page.evaluate("window.sameDocument = true")
     before = page.locator("dl.tiles").inner_text()
     marks = page.locator("svg.progress circle").count()
@@ -48,11 +54,7 @@ def test_a_run_grows_before_ones_eyes(tab, serve, tmp_path):
 
 
 def test_what_the_server_says_is_shown(tab, serve, tmp_path):
-    ledger = tmp_path / "gone.ledger"
-    demo(ledger, 5)
-    server = serve(ledger)
-    page = tab.open(f"{server.url}run/1", allowed=server.url)
-    page.wait_for_selector("#live.on")
+    _, page = live(tab, serve, tmp_path / "gone.ledger", 5)
     for file in tmp_path.glob("gone.ledger*"):
         file.unlink()
     page.wait_for_selector("#live.off", timeout=20_000)
