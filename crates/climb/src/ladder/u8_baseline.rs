@@ -14,47 +14,37 @@ use problem::Problem;
 use ptx::{Builder, F32, Pointer, R32, Shared, Violations};
 
 use super::RungKernel;
-use super::common::ALIGN;
-use super::u8_common::{self, Cta, KEYS, ROWS, Tile, Tiles, load_decoded};
-
-/// Elements from row to row.
-const PITCH: u32 = 72;
+use super::u8_common::{self, Codes, Cta, Tile, Tiles, load_decoded};
 
 pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Bound, Violations> {
-    u8_common::emit(problem, arch, RungKernel::U8Baseline, |k| Bytes {
-        queries: k.shared_array("queries", ALIGN, ROWS * PITCH),
-        tiles: ["keys", "values"].map(|name| k.shared_array(name, ALIGN, KEYS * PITCH)),
-    })
+    u8_common::emit(problem, arch, RungKernel::U8Baseline, |k| Bytes(Codes::declare(k)))
 }
 
 /// Codes, loaded one byte at a time and decoded at each use.
-struct Bytes {
-    queries: Shared,
-    tiles: [Shared; 2],
-}
+struct Bytes(Codes);
 
 impl Tiles for Bytes {
-    const PITCH: u32 = PITCH;
+    const PITCH: u32 = Codes::PITCH;
     const UNROLL: u32 = 1;
     type Query = Shared;
 
     fn start(&mut self, k: &mut Builder, cta: &Cta) {
-        cta.copy_queries(k, self.queries, PITCH);
+        cta.copy_queries(k, self.0.queries, Codes::PITCH);
     }
 
     fn arrive(&mut self, k: &mut Builder, cta: &Cta, tile: &Tile) {
-        cta.copy_tile(k, tile, self.tiles, PITCH);
+        cta.copy_tile(k, tile, self.0.tiles, Codes::PITCH);
         k.bar_sync();
     }
 
     fn query(&self, k: &mut Builder, cta: &Cta, row: R32) -> Shared {
-        let row = k.shared_index(self.queries, row, 1);
+        let row = k.shared_index(self.0.queries, row, 1);
         k.shared_index(row, cta.lane, 1)
     }
 
     fn product(&self, k: &mut Builder, cta: &Cta, query: &Shared, key: R32, u: u32) -> F32 {
         let sum: F32 = k.mov(0.0f32);
-        let key = k.shared_index(self.tiles[0], key, 1).at(i64::from(u * PITCH));
+        let key = k.shared_index(self.0.tiles[0], key, 1).at(i64::from(u * Codes::PITCH));
         cta.columns(k, |k, column| {
             let column = i64::from(32 * column);
             let q = load_decoded(k, query.at(column), cta.scales[0]);
@@ -65,7 +55,6 @@ impl Tiles for Bytes {
     }
 
     fn value(&self, k: &mut Builder, cta: &Cta, key: R32, column: u32) -> F32 {
-        let at = k.shared_index(self.tiles[1], key, 1);
-        load_decoded(k, at.at(i64::from(32 * column)), cta.scales[2])
+        self.0.value(k, cta, key, column)
     }
 }

@@ -63,6 +63,28 @@ pub(super) trait Tiles {
     fn value(&self, k: &mut Builder, cta: &Cta, key: R32, column: u32) -> F32;
 }
 
+/// Codes in shared memory as they are in global memory, in rows of [`Codes::PITCH`] bytes.
+pub(super) struct Codes {
+    pub queries: Shared,
+    /// Of keys and of values.
+    pub tiles: [Shared; 2],
+}
+
+impl Codes {
+    pub(super) const PITCH: u32 = 72;
+
+    pub(super) fn declare(k: &mut Builder) -> Codes {
+        let mut rows = |name, rows| k.shared_array(name, ALIGN, rows * Codes::PITCH);
+        Codes { queries: rows("queries", ROWS), tiles: [rows("keys", KEYS), rows("values", KEYS)] }
+    }
+
+    /// [`Tiles::value`], decoded.
+    pub(super) fn value(&self, k: &mut Builder, cta: &Cta, key: R32, column: u32) -> F32 {
+        let at = k.shared_index(self.tiles[1], key, 1);
+        load_decoded(k, at.at(i64::from(32 * column)), cta.scales[2])
+    }
+}
+
 /// A tile of keys and of values.
 pub(super) struct Tile {
     /// Its number.

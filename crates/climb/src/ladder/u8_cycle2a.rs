@@ -11,49 +11,39 @@
 use check::launchfile::Bound;
 use kernels::Arch;
 use problem::Problem;
-use ptx::{Builder, F32, Pointer, R32, Shared, Violations};
+use ptx::{Builder, F32, Pointer, R32, Violations};
 
 use super::RungKernel;
-use super::common::ALIGN;
-use super::u8_common::{self, Cta, KEYS, ROWS, Tile, Tiles, load_decoded};
-
-/// Elements from row to row.
-const PITCH: u32 = 72;
+use super::u8_common::{self, Codes, Cta, Tile, Tiles, load_decoded};
 
 pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Bound, Violations> {
-    u8_common::emit(problem, arch, RungKernel::U8Cycle2a, |k| Words {
-        queries: k.shared_array("queries", ALIGN, ROWS * PITCH),
-        tiles: ["keys", "values"].map(|name| k.shared_array(name, ALIGN, KEYS * PITCH)),
-    })
+    u8_common::emit(problem, arch, RungKernel::U8Cycle2a, |k| Words(Codes::declare(k)))
 }
 
 /// Codes, four bytes per copy.
-struct Words {
-    queries: Shared,
-    tiles: [Shared; 2],
-}
+struct Words(Codes);
 
 impl Tiles for Words {
-    const PITCH: u32 = PITCH;
+    const PITCH: u32 = Codes::PITCH;
     const UNROLL: u32 = 4;
     type Query = [F32; 2];
 
     fn start(&mut self, k: &mut Builder, cta: &Cta) {
-        cta.copy_queries(k, self.queries, PITCH);
+        cta.copy_queries(k, self.0.queries, Codes::PITCH);
     }
 
     fn arrive(&mut self, k: &mut Builder, cta: &Cta, tile: &Tile) {
-        cta.request_tile(k, tile, self.tiles, PITCH, 4);
+        cta.request_tile(k, tile, self.0.tiles, Codes::PITCH, 4);
         k.cp_async_wait(0);
         k.bar_sync();
     }
 
     fn query(&self, k: &mut Builder, cta: &Cta, row: R32) -> [F32; 2] {
-        cta.decode_query(k, self.queries, row)
+        cta.decode_query(k, self.0.queries, row)
     }
 
     fn product(&self, k: &mut Builder, cta: &Cta, query: &[F32; 2], key: R32, u: u32) -> F32 {
-        let at = k.shared_index(self.tiles[0], key, 1).at(i64::from(u * PITCH));
+        let at = k.shared_index(self.0.tiles[0], key, 1).at(i64::from(u * Codes::PITCH));
         let first = load_decoded(k, at, cta.scales[1]);
         let sum: F32 = k.mul(query[0], first);
         k.if_(cta.second, |k| {
@@ -64,7 +54,6 @@ impl Tiles for Words {
     }
 
     fn value(&self, k: &mut Builder, cta: &Cta, key: R32, column: u32) -> F32 {
-        let at = k.shared_index(self.tiles[1], key, 1);
-        load_decoded(k, at.at(i64::from(32 * column)), cta.scales[2])
+        self.0.value(k, cta, key, column)
     }
 }
