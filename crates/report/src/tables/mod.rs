@@ -242,6 +242,31 @@ fn entries(rows: &[Row]) -> Vec<Entry> {
     counting.map(|index| entry(ours[index])).collect()
 }
 
+/// What rows of a file make, `None` without such rows.
+type OfFile<T> = fn(&Path) -> Result<Option<T>, TableError>;
+
+/// A table of rows of a kind of their own.
+enum OwnTable {
+    Text(OfFile<String>),
+    /// With a picture, which is described.
+    Drawn(&'static str, OfFile<(String, String)>),
+}
+
+/// The suites whose rows are of a kind of their own.
+const OF_THEIR_OWN: [(&str, OwnTable); 11] = [
+    (accuracy::SUITE, OwnTable::Drawn("error of 8-bit attention over the number of keys", accuracy::table)),
+    (bandwidth::SUITE, OwnTable::Drawn("rates of reading a cache in decode", bandwidth::table)),
+    (evolution::SUITE, OwnTable::Text(evolution::table)),
+    (features::SUITE, OwnTable::Text(features::table)),
+    (first_call::SUITE, OwnTable::Text(first_call::table)),
+    (quantize::SUITE, OwnTable::Text(quantize::table)),
+    (regret::SUITE, OwnTable::Drawn("excess of the chosen plan's time over the shortest one", regret::table)),
+    (sanitizer::SUITE, OwnTable::Text(sanitizer::table)),
+    (sanitizer::TIMES, OwnTable::Text(sanitizer::times)),
+    (speed::SUITE, OwnTable::Text(speed::table)),
+    (suites::SUITE, OwnTable::Text(suites::table)),
+];
+
 /// A document or picture with its expected contents.
 #[derive(Debug)]
 struct Made {
@@ -270,44 +295,13 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
                 pictures.push(Made { path: root.join(IMAGES).join(file), contents });
                 shown
             };
-            if suite == accuracy::SUITE {
-                let (text, curves) = accuracy::table(&file)?.ok_or_else(none)?;
-                let shown = picture("error of 8-bit attention over the number of keys", curves);
-                return Ok(format!("{shown}\n\n{text}"));
-            }
-            if suite == bandwidth::SUITE {
-                let (text, rates) = bandwidth::table(&file)?.ok_or_else(none)?;
-                let shown = picture("rates of reading a cache in decode", rates);
-                return Ok(format!("{shown}\n\n{text}"));
-            }
-            if suite == evolution::SUITE {
-                return evolution::table(&file)?.ok_or_else(none);
-            }
-            if suite == features::SUITE {
-                return features::table(&file)?.ok_or_else(none);
-            }
-            if suite == first_call::SUITE {
-                return first_call::table(&file)?.ok_or_else(none);
-            }
-            if suite == quantize::SUITE {
-                return quantize::table(&file)?.ok_or_else(none);
-            }
-            if suite == regret::SUITE {
-                let (text, regrets) = regret::table(&file)?.ok_or_else(none)?;
-                let shown = picture("excess of the chosen plan's time over the shortest one", regrets);
-                return Ok(format!("{shown}\n\n{text}"));
-            }
-            if suite == sanitizer::SUITE {
-                return sanitizer::table(&file)?.ok_or_else(none);
-            }
-            if suite == sanitizer::TIMES {
-                return sanitizer::times(&file)?.ok_or_else(none);
-            }
-            if suite == speed::SUITE {
-                return speed::table(&file)?.ok_or_else(none);
-            }
-            if suite == suites::SUITE {
-                return suites::table(&file)?.ok_or_else(none);
+            match OF_THEIR_OWN.iter().find(|(name, _)| *name == suite) {
+                Some((_, OwnTable::Text(table))) => return table(&file)?.ok_or_else(none),
+                Some((_, OwnTable::Drawn(alt, table))) => {
+                    let (text, drawn) = table(&file)?.ok_or_else(none)?;
+                    return Ok(format!("{}\n\n{text}", picture(alt, drawn)));
+                }
+                None => {}
             }
             if let Some(of) = suite.strip_suffix(PICTURE) {
                 let (contents, caption) = render::picture(&entries(&rows(&file, of)?)).ok_or_else(none)?;
