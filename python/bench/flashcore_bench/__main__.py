@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections.abc import Iterator
@@ -87,13 +88,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.what == "model":
         _only(args, parser, "model", "seconds", "start", "limit", "evidence", "json")
-        return _model(args)
+        return _run("_model", "the race is held in PyTorch, and it cannot be imported", args)
     if args.what == "quantize":
         _only(args, parser, "quantize", "seconds", "device", "evidence", "json")
-        return _quantize(args)
+        return _run("_quantize", "the tensors are PyTorch's", args)
     if args.what == "first":
         _only(args, parser, "first", "peers", "device", "evidence", "json")
-        return _first(args)
+        return _run("_first", "the tensors are PyTorch's", args)
     if PARALLEL in args.suite:
         return _on_several(args, parser)
     if features := [name for name in args.suite if name in FEATURES]:
@@ -135,6 +136,17 @@ def _only(
         parser.error(f"{what} goes with {accepted} alone, not with {', '.join(ignored)}")
 
 
+def _run(module: str, lacking: str, args: argparse.Namespace) -> int:
+    """Runs a module of this package whose imports need PyTorch."""
+    try:
+        run = importlib.import_module(f".{module}", __package__).run
+    except ImportError as error:
+        print(f"flashcore_bench: {lacking} ({error})", file=sys.stderr)
+        return 2
+    status: int = run(args)
+    return status
+
+
 def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, features: list[str]) -> int:
     if len(features) < len(args.suite) or args.what != "race":
         parser.error(f"--suite {features[0]} goes with race and other suites of features: {', '.join(FEATURES)}")
@@ -146,12 +158,7 @@ def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, feat
     except ValueError as error:
         print(f"flashcore_bench: {error}", file=sys.stderr)
         return 2
-    try:
-        from ._alternating import run
-    except ImportError as error:
-        print(f"flashcore_bench: the race is held on PyTorch's tensors ({error})", file=sys.stderr)
-        return 2
-    return run(args)
+    return _run("_alternating", "the race is held on PyTorch's tensors", args)
 
 
 def _on_several(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -161,39 +168,7 @@ def _on_several(args: argparse.Namespace, parser: argparse.ArgumentParser) -> in
         ("predict", "json") if args.predict is not None else ("seconds", "start", "limit", "evidence", "plot", "json")
     )
     _only(args, parser, f"--suite {PARALLEL}", *options, also=("suite",))
-    try:
-        from ._parallel import run
-    except ImportError as error:
-        print(f"flashcore_bench: the ranks are processes of PyTorch ({error})", file=sys.stderr)
-        return 2
-    return run(args)
-
-
-def _model(args: argparse.Namespace) -> int:
-    try:
-        from ._model import run
-    except ImportError as error:
-        print(f"flashcore_bench: the race is held in PyTorch, and it cannot be imported ({error})", file=sys.stderr)
-        return 2
-    return run(args)
-
-
-def _quantize(args: argparse.Namespace) -> int:
-    try:
-        from ._quantize import run
-    except ImportError as error:
-        print(f"flashcore_bench: the tensors are PyTorch's ({error})", file=sys.stderr)
-        return 2
-    return run(args)
-
-
-def _first(args: argparse.Namespace) -> int:
-    try:
-        from ._first import run
-    except ImportError as error:
-        print(f"flashcore_bench: the tensors are PyTorch's ({error})", file=sys.stderr)
-        return 2
-    return run(args)
+    return _run("_parallel", "the ranks are processes of PyTorch", args)
 
 
 def _check_draw(args: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from flashcore_check import _session
@@ -18,3 +18,16 @@ def session() -> Iterator[_session.Session]:
     yield made
     _session.set_current(None)
     made.emulator.close()
+
+
+@pytest.fixture
+def report_of(pytester: pytest.Pytester) -> Callable[..., str]:
+    """Runs a suite with the plugin, compares its outcomes and returns what it prints."""
+
+    def run(suite: str, **outcomes: int) -> str:
+        pytester.makepyfile(test_suite=suite)
+        result = pytester.runpytest_subprocess("--flashcore")
+        result.assert_outcomes(**outcomes)
+        return str(result.stdout)
+
+    return run

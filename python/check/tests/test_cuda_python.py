@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 pytest.importorskip("cuda.bindings")
@@ -88,11 +90,8 @@ def test_fill():
 '''
 
 
-def test_a_suite_of_cuda_bindings(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_suite=BINDINGS)
-    result = pytester.runpytest_subprocess("--flashcore")
-    result.assert_outcomes(passed=1, failed=2)
-    report = str(result.stdout)
+def test_a_suite_of_cuda_bindings(report_of: Callable[..., str]) -> None:
+    report = report_of(BINDINGS, passed=1, failed=2)
     assert "race at line" in report and "out_of_bounds at line" in report
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 pytest.importorskip("cupy")
@@ -81,10 +83,7 @@ def test_race():
 '''
 
 
-def test_a_suite(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_suite=SUITE)
-    result = pytester.runpytest_subprocess("--flashcore")
-    result.assert_outcomes(passed=3, failed=2)
-    report = str(result.stdout)
+def test_a_suite(report_of: Callable[..., str]) -> None:
+    report = report_of(SUITE, passed=3, failed=2)
     assert "out[0] += x[threadIdx.x];  // the race" in report and "raw_kernel_" in report
     assert "out_of_bounds" in report and "y[i] = x[i] * factor" in report

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 pytest.importorskip("nvidia_cutlass_dsl")
@@ -54,10 +56,7 @@ def test_race():
 """
 
 
-def test_a_suite(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_suite=SUITE)
-    result = pytester.runpytest_subprocess("--flashcore")
-    result.assert_outcomes(passed=1, failed=1)
-    report = str(result.stdout)
+def test_a_suite(report_of: Callable[..., str]) -> None:
+    report = report_of(SUITE, passed=1, failed=1)
     assert "race at test_suite.py:" in report and "out[0] = out[0] + x[thread]  # the race" in report
     assert "cute.arch.sync_" in report

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 pytest.importorskip("numba_cuda")
@@ -78,10 +80,7 @@ def test_race():
 """
 
 
-def test_a_suite(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_suite=SUITE)
-    result = pytester.runpytest_subprocess("--flashcore")
-    result.assert_outcomes(passed=3, failed=2)
-    report = str(result.stdout)
+def test_a_suite(report_of: Callable[..., str]) -> None:
+    report = report_of(SUITE, passed=3, failed=2)
     assert "race at test_suite.py:" in report and "out[0] += x[cuda.threadIdx.x]  # the race" in report
     assert "out_of_bounds at test_suite.py:" in report
