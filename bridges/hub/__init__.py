@@ -48,44 +48,21 @@ else:
             return (None, None, None, *(results.get(of.get(name, "")) for name in names))
 
     def flash_attn_func(
-        q: Any,
-        k: Any,
-        v: Any,
-        dropout_p: float = 0.0,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        deterministic: bool = False,
-        return_attn_probs: bool = False,
-        *,
-        learnable_sink: Any = None,
-    ) -> Any:
+        q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, deterministic: bool = False,
+        return_attn_probs: bool = False, *, learnable_sink: Any = None,
+    ) -> Any:  # fmt: skip
         """Attention with gradients: ``out``, or ``(out, lse, None)`` with ``return_attn_probs``."""
         inputs = {"q": q, "k": k, "v": v, "sinks": learnable_sink}
         items = _items(dropout_p, causal, window_size, softmax_scale, softcap)
         return _attend(items, deterministic, inputs, return_attn_probs)
 
     def flash_attn_varlen_func(
-        q: Any,
-        k: Any,
-        v: Any,
-        cu_seqlens_q: Any,
-        cu_seqlens_k: Any,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        dropout_p: float = 0.0,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        deterministic: bool = False,
-        return_attn_probs: bool = False,
-        *,
-        learnable_sink: Any = None,
-        page_table: Any = None,
-        seqused_k: Any = None,
-    ) -> Any:
+        q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int,
+        dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, deterministic: bool = False,
+        return_attn_probs: bool = False, *, learnable_sink: Any = None, page_table: Any = None, seqused_k: Any = None,
+    ) -> Any:  # fmt: skip
         """Attention inside packed sequences ``[rows, heads, dim]``. The LSE is ``[heads, rows]``."""
         inputs = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "sinks": learnable_sink}
         inputs |= {"seqused_k": seqused_k, "page_table": page_table}
@@ -96,25 +73,12 @@ else:
         return _attend(items, deterministic, inputs, return_attn_probs)
 
     def flash_attn_with_kvcache(
-        q: Any,
-        k_cache: Any,
-        v_cache: Any,
-        k: Any = None,
-        v: Any = None,
-        rotary_cos: Any = None,
-        rotary_sin: Any = None,
-        cache_seqlens: Any = None,
-        page_table: Any = None,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        rotary_interleaved: bool = True,
-        return_softmax_lse: bool = False,
-        *,
-        block_table: Any = None,
+        q: Any, k_cache: Any, v_cache: Any, k: Any = None, v: Any = None, rotary_cos: Any = None,
+        rotary_sin: Any = None, cache_seqlens: Any = None, page_table: Any = None, softmax_scale: float | None = None,
+        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+        rotary_interleaved: bool = True, return_softmax_lse: bool = False, *, block_table: Any = None,
         learnable_sink: Any = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Attention to a cache, to which ``k`` and ``v`` are appended in place at ``cache_seqlens``."""
         if isinstance(cache_seqlens, int):
             cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)

@@ -44,18 +44,10 @@ def append_and_attend(
 
 
 def _compute_with_cache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_k_new: Tensor | None,
-    rotary_cos: Tensor | None,
-    rotary_sin: Tensor | None,
-    rotary_seqlens: Tensor | None,
-    interleaved: bool,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, cu_seqlens_k_new: Tensor | None,
+    rotary_cos: Tensor | None, rotary_sin: Tensor | None, rotary_seqlens: Tensor | None, interleaved: bool,
     *rest: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     terms, want_lse, features = rest[:5], rest[5], rest[6:]
     stated = _calls._given_features(q, k_cache, v_cache, 2, features[:19])
     stated = stated._replace(invariant=features[19] if len(features) > 19 else "")

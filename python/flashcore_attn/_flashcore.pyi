@@ -48,19 +48,10 @@ _Gradients = tuple[
 ]
 
 def attend(
-    q: _Handed,
-    k: _Handed,
-    v: _Handed,
-    out: tuple[int, tuple[int, ...]],
-    lse: int | None,
-    heads: int,
-    dtypes: int,
-    terms: Terms,
-    place: tuple[int | None, int],
-    features: DescribedFeatures | None = None,
-    append: DescribedAppend | None = None,
-    gradients: _Gradients | None = None,
-) -> None:
+    q: _Handed, k: _Handed, v: _Handed, out: tuple[int, tuple[int, ...]], lse: int | None, heads: int, dtypes: int,
+    terms: Terms, place: tuple[int | None, int], features: DescribedFeatures | None = None,
+    append: DescribedAppend | None = None, gradients: _Gradients | None = None,
+) -> None:  # fmt: skip
     """Attention of tensors of four dimensions in their own order, in which ``heads`` is 1 or 2. ``place``: the ordinal
     of a GPU and a stream, or None for the host and the number of PyTorch's threads that share the work, 0 for none.
     With ``gradients``, the backward pass, which reads ``out`` and ``lse``.
@@ -104,42 +95,24 @@ def write_slots(
 _Quantization = tuple[str, int, int | None, bool]
 
 def quantize_cpu(
-    name: str,
-    tensor: _Handed,
-    heads_kv: int,
-    dtype: str,
-    options: _Quantization,
-    to: tuple[int, int],
+    name: str, tensor: _Handed, heads_kv: int, dtype: str, options: _Quantization, to: tuple[int, int],
     threads: int | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Quantises q, k or v on the host. ``to`` are the addresses of the dense codes ``[batch, head, sequence, dim]`` and
     of the dense factors."""
 
 def quantize_gpu(
-    name: str,
-    tensor: _Handed,
-    heads_kv: int,
-    dtype: str,
-    options: _Quantization,
-    to: tuple[int, int],
-    ordinal: int,
+    name: str, tensor: _Handed, heads_kv: int, dtype: str, options: _Quantization, to: tuple[int, int], ordinal: int,
     stream: int,
-) -> None:
+) -> None:  # fmt: skip
     """Enqueues the quantisation of q, k or v on a GPU's memory, as :func:`quantize_cpu` computes it."""
 
 def describe_cpu() -> tuple[list[str], int]:
     """Instruction sets of this processor, best first, and the threads that share a call."""
 
 def explain(
-    q: _Handed,
-    k: _Handed,
-    v: _Handed,
-    out: tuple[int, ...],
-    heads: int,
-    dtypes: int,
-    terms: Terms,
-    ordinal: int,
-) -> dict[str, Any]:
+    q: _Handed, k: _Handed, v: _Handed, out: tuple[int, ...], heads: int, dtypes: int, terms: Terms, ordinal: int,
+) -> dict[str, Any]:  # fmt: skip
     """The plan that such a call of :func:`attend` gets, and what it was compiled to."""
 
 def lacks_gradients(ordinal: int | None, call: tuple[Any, ...]) -> str | None:

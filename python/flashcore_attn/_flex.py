@@ -26,18 +26,9 @@ _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"
 
 @inside_graphs
 def flex_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    score_mod: Any = None,
-    block_mask: Any = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    return_lse: bool = False,
-    kernel_options: Any = None,
-    *,
-    return_aux: Any = None,
-) -> Any:
+    query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None, scale: float | None = None,
+    enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None, *, return_aux: Any = None,
+) -> Any:  # fmt: skip
     """PyTorch's FlexAttention: ``softmax(score_mod(query key^T * scale)) value``, where a mask shows the key.
 
     Both functions are called once, with objects that record what the functions compute. The record is a program, which

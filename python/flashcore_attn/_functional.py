@@ -88,34 +88,14 @@ def flash_attn_func(
     invariant: str | None = ...,
 ) -> T | tuple[T, T] | tuple[T, T, None]: ...  # fmt: skip
 def flash_attn_func(
-    q: Any,
-    k: Any,
-    v: Any,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Sequence[int | None] = _NO_WINDOW,
-    softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    learnable_sink: Any = None,
-    temperature: Any = None,
-    attention_chunk: int = 0,
-    num_splits: int = 1,
-    pack_gqa: bool | None = None,
-    sm_margin: int = 0,
-    qv: Any = None,
-    q_descale: Any = None,
-    k_descale: Any = None,
-    v_descale: Any = None,
-    descale_q: Any = None,
-    descale_k: Any = None,
-    descale_v: Any = None,
-    return_lse: bool = False,
+    q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Sequence[int | None] = _NO_WINDOW, softcap: float = 0.0, alibi_slopes: Any = None,
+    deterministic: bool = False, return_attn_probs: bool = False, *, learnable_sink: Any = None,
+    temperature: Any = None, attention_chunk: int = 0, num_splits: int = 1, pack_gqa: bool | None = None,
+    sm_margin: int = 0, qv: Any = None, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
+    descale_q: Any = None, descale_k: Any = None, descale_v: Any = None, return_lse: bool = False,
     invariant: str | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """FlashAttention's function: ``softmax(s) v`` without ever storing the scores ``s = softmax_scale * q k^T``.
 
     With a ``softcap`` the scores are ``s = softcap * tanh(softmax_scale * q k^T / softcap)``, and ``alibi_slopes`` add

@@ -13,25 +13,11 @@ __all__ = ["flash_attn_with_shared_prefix"]
 
 
 def flash_attn_with_shared_prefix(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    prefix_len: int,
-    cache_seqlens: Any,
-    page_table: Any = None,
-    *,
-    block_table: Any = None,
-    cu_seqlens_q: Any = None,
-    max_seqlen_q: Any = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    softcap: float = 0.0,
-    learnable_sink: Any = None,
-    s_aux: Any = None,
-    k_descale: Any = None,
-    v_descale: Any = None,
-    return_softmax_lse: bool = False,
-) -> Any:
+    q: Any, k_cache: Any, v_cache: Any, prefix_len: int, cache_seqlens: Any, page_table: Any = None, *,
+    block_table: Any = None, cu_seqlens_q: Any = None, max_seqlen_q: Any = None, softmax_scale: float | None = None,
+    causal: bool = False, softcap: float = 0.0, learnable_sink: Any = None, s_aux: Any = None, k_descale: Any = None,
+    v_descale: Any = None, return_softmax_lse: bool = False,
+) -> Any:  # fmt: skip
     """Attention to a cache in pages whose sequences all begin with the same pages, which are read once for the batch.
 
     The result is that of :func:`flash_attn_with_kvcache`, rounded once more. All query rows see the whole prefix, so

@@ -39,18 +39,10 @@ class _Options(NamedTuple):
 
 
 def flash_attn_func(
-    q: Any,
-    k: Any,
-    v: Any,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    deterministic: bool = False,
-    *,
-    learnable_sink: Any = None,
-    return_lse: bool = False,
-) -> Any:
+    q: Any, k: Any, v: Any, softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, deterministic: bool = False, *,
+    learnable_sink: Any = None, return_lse: bool = False,
+) -> Any:  # fmt: skip
     """Attention of ``q [batch, rows, heads, dim]`` to ``k`` and ``v [batch, keys, kv_heads, dim]``.
 
     ``heads`` is a multiple of ``kv_heads``. A causal mask and windows are aligned to the last row and the last
@@ -62,22 +54,11 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    deterministic: bool = False,
-    *,
-    learnable_sink: Any = None,
-    return_lse: bool = False,
-) -> Any:
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None, softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, deterministic: bool = False, *,
+    learnable_sink: Any = None, return_lse: bool = False,
+) -> Any:  # fmt: skip
     """Attention inside packed sequences: ``q``, ``k`` and ``v`` are ``[rows, heads, dim]``.
 
     Sequence ``i`` has the rows ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``, 32-bit integers. The longest
@@ -91,22 +72,11 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_with_kvcache(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    k: Any = None,
-    v: Any = None,
-    rotary_cos: Any = None,
-    rotary_sin: Any = None,
-    cache_seqlens: Any = None,
-    page_table: Any = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    rotary_interleaved: bool = True,
+    q: Any, k_cache: Any, v_cache: Any, k: Any = None, v: Any = None, rotary_cos: Any = None, rotary_sin: Any = None,
+    cache_seqlens: Any = None, page_table: Any = None, softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, rotary_interleaved: bool = True,
     return_lse: bool = False,
-) -> tuple[Any, ...]:
+) -> tuple[Any, ...]:  # fmt: skip
     """Attention to a cache: ``(out, k_cache, v_cache)``, or ``(out, lse, k_cache, v_cache)``.
 
     ``k`` and ``v [batch, new rows, kv_heads, dim]`` are appended at ``cache_seqlens [batch]``, the lengths

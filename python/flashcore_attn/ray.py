@@ -54,27 +54,13 @@ LOOK = 0.5
 
 
 def evolve(
-    problem: str | Iterable[str] = "1,8,512,64,f16",
-    device: str = "h200",
-    *,
-    candidates: int | None = None,
-    minutes: float | None = None,
-    ledger: str | os.PathLike[str] = "flashcore.ledger",
-    num_workers: int | None = None,
-    num_gpus: int | None = None,
-    accelerator_type: str | None = None,
-    held_out: Sequence[str] | None = None,
-    configuration: str = "full",
-    seed: int = 1,
-    random_share: float = 0.5,
-    families: Sequence[str] = (),
-    early_stop: bool = True,
-    price_per_hour: float | None = None,
-    resume: bool | int = False,
-    retries: int = 2,
-    patience: float = PATIENCE,
-    progress: Callable[[dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
+    problem: str | Iterable[str] = "1,8,512,64,f16", device: str = "h200", *, candidates: int | None = None,
+    minutes: float | None = None, ledger: str | os.PathLike[str] = "flashcore.ledger", num_workers: int | None = None,
+    num_gpus: int | None = None, accelerator_type: str | None = None, held_out: Sequence[str] | None = None,
+    configuration: str = "full", seed: int = 1, random_share: float = 0.5, families: Sequence[str] = (),
+    early_stop: bool = True, price_per_hour: float | None = None, resume: bool | int = False, retries: int = 2,
+    patience: float = PATIENCE, progress: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Runs an evolution with its evaluations as Ray tasks, and returns its report.
 
     Connects to the cluster that ``RAY_ADDRESS`` names, or starts a local one, unless :func:`ray.init` was called

@@ -93,17 +93,10 @@ class RawModule:
     _count = 0
 
     def __init__(
-        self,
-        *,
-        code: str | None = None,
-        path: str | None = None,
-        options: tuple[str, ...] = (),
-        backend: str = "nvrtc",
-        translate_cucomplex: bool = False,
-        enable_cooperative_groups: bool = False,
-        name_expressions: Any = None,
-        jitify: bool = False,
-    ) -> None:
+        self, *, code: str | None = None, path: str | None = None, options: tuple[str, ...] = (),
+        backend: str = "nvrtc", translate_cucomplex: bool = False, enable_cooperative_groups: bool = False,
+        name_expressions: Any = None, jitify: bool = False,
+    ) -> None:  # fmt: skip
         if (code is None) == (path is None):
             raise TypeError("Exactly one of `code` and `path` keyword arguments must be given.")
         if translate_cucomplex or jitify or backend != "nvrtc":

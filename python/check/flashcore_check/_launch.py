@@ -62,17 +62,10 @@ def entry_parameters(ptx: str, entry: str) -> int:
 
 
 def described(
-    entry: str,
-    grid: Sequence[int],
-    block: Sequence[int],
-    args: list[dict[str, Any]],
-    *,
-    shared: int = 0,
-    cluster: Sequence[int] = (1, 1, 1),
-    cooperative: bool = False,
-    overlapping: bool = False,
+    entry: str, grid: Sequence[int], block: Sequence[int], args: list[dict[str, Any]], *, shared: int = 0,
+    cluster: Sequence[int] = (1, 1, 1), cooperative: bool = False, overlapping: bool = False,
     maps: Sequence[dict[str, Any]] = (),
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The part of a request that describes the launch."""
     return {
         "entry": entry,

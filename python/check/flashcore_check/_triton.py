@@ -153,18 +153,9 @@ class Launcher:
         self.threads = int(threads[1]) if threads else 32 * metadata.num_warps
 
     def __call__(
-        self,
-        grid_x: int,
-        grid_y: int,
-        grid_z: int,
-        stream: Any,
-        function: Any,
-        packed: Any,
-        launch_metadata: Any,
-        enter: Callable[[Any], None] | None,
-        leave: Callable[[Any], None] | None,
-        *args: Any,
-    ) -> None:
+        self, grid_x: int, grid_y: int, grid_z: int, stream: Any, function: Any, packed: Any, launch_metadata: Any,
+        enter: Callable[[Any], None] | None, leave: Callable[[Any], None] | None, *args: Any,
+    ) -> None:  # fmt: skip
         __tracebackhide__ = True
         session = current()
         if session is None:

@@ -216,19 +216,11 @@ class Layer(AttentionImpl[Metadata]):  # type: ignore[misc]
     supports_quant_query_input = False
 
     def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        kv_cache_dtype: str = "auto",
-        logits_soft_cap: float | None = None,
-        attn_type: str = AttentionType.DECODER,
-        kv_sharing_target_layer_name: str | None = None,
-        sinks: Tensor | None = None,
-    ) -> None:
+        self, num_heads: int, head_size: int, scale: float, num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None, sliding_window: int | None = None, kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None, attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None, sinks: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
         self.head_size, self.scale = head_size, float(scale)
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
@@ -250,17 +242,9 @@ class Layer(AttentionImpl[Metadata]):  # type: ignore[misc]
             self.combine = _combine()
 
     def forward(
-        self,
-        layer: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        attn_metadata: Metadata | None,
-        output: Tensor,
-        output_scale: Tensor | None = None,
-        output_block_scale: Tensor | None = None,
-    ) -> Tensor:
+        self, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, attn_metadata: Metadata | None,
+        output: Tensor, output_scale: Tensor | None = None, output_block_scale: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Writes the result of the step's tokens to ``output``; tokens of padding keep their memory."""
         if output_scale is not None or output_block_scale is not None:
             raise _serving.unsupported("output_scale", "None: the result is not quantised")

@@ -94,26 +94,13 @@ def _check_and_adjust(self: Any, attn_implementation: Any, *args: Any, **kwargs:
 
 
 def attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    position_bias: torch.Tensor | None = None,
-    cu_seq_lens_q: torch.Tensor | None = None,
-    cu_seq_lens_k: torch.Tensor | None = None,
-    max_length_q: int | None = None,
-    max_length_k: int | None = None,
-    sliding_window: int | None = None,
-    cache: Any = None,
-    block_table: torch.Tensor | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
+    is_causal: bool | None = None, softcap: float | None = None, s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None, cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None, max_length_q: int | None = None, max_length_k: int | None = None,
+    sliding_window: int | None = None, cache: Any = None, block_table: torch.Tensor | None = None, **others: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
     """The function that models call, with the arguments of ``AttentionInterface``.
 
     Args:

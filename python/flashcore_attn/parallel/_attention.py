@@ -43,24 +43,12 @@ class _Options(NamedTuple):
 
 
 def context_parallel_attn_func(
-    q: Any,
-    k: Any,
-    v: Any,
-    group: dist.ProcessGroup | None = None,
-    split: SequenceSplit | str = "zigzag",
-    *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Sequence[int | None] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    learnable_sink: Tensor | None = None,
-    attention_chunk: int = 0,
-    return_lse: bool = False,
-    schedule: str = "auto",
-    head_slices: int | None = None,
+    q: Any, k: Any, v: Any, group: dist.ProcessGroup | None = None, split: SequenceSplit | str = "zigzag", *,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Sequence[int | None] = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, learnable_sink: Tensor | None = None,
+    attention_chunk: int = 0, return_lse: bool = False, schedule: str = "auto", head_slices: int | None = None,
     ulysses_degree: int | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Attention of one sequence whose rows are sharded over the ranks of a group, with gradients.
 
     All ranks call it together, with equal options and with tensors that differ in their values alone. Positions are
@@ -119,17 +107,10 @@ _untraced: list[Any] = []
 
 
 def _attend(
-    q: Any,
-    k: Any,
-    v: Any,
-    group: Any,
-    split: SequenceSplit | str,
-    scale: float | None,
-    masks: tuple[Any, Any, Any, Any],
-    given: tuple[Tensor | None, Tensor | None],
-    return_lse: bool,
+    q: Any, k: Any, v: Any, group: Any, split: SequenceSplit | str, scale: float | None,
+    masks: tuple[Any, Any, Any, Any], given: tuple[Tensor | None, Tensor | None], return_lse: bool,
     how: tuple[str, int | None, int | None],
-) -> Any:
+) -> Any:  # fmt: skip
     q, k, v, group, wrap = _local(q, k, v, group)
     ranks = dist.get_world_size(group)
     packed = isinstance(q, Tensor) and q.ndim == 3
@@ -192,17 +173,10 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
 
 
 def _checked(
-    q: Tensor,
-    k: Tensor,
-    ranks: int,
-    split: SequenceSplit | str,
-    scale: float | None,
-    masks: tuple[Any, Any, Any, Any],
-    given: tuple[bool, bool, bool],
-    schedule: str,
-    slices: int | None,
+    q: Tensor, k: Tensor, ranks: int, split: SequenceSplit | str, scale: float | None,
+    masks: tuple[Any, Any, Any, Any], given: tuple[bool, bool, bool], schedule: str, slices: int | None,
     degree: int | None,
-) -> _Options:
+) -> _Options:  # fmt: skip
     causal, window, softcap, chunk = masks
     if isinstance(split, str):
         split = split_sequence(ranks * q.shape[1], ranks, split)

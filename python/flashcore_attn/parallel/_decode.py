@@ -47,18 +47,10 @@ def merge_over_group(out: Tensor, lse: Tensor, group: dist.ProcessGroup | None =
 
 @torch.no_grad()
 def decode_attn_func(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    group: dist.ProcessGroup | None = None,
-    *,
-    cache_seqlens: Any = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    softcap: float = 0.0,
-    learnable_sink: Tensor | None = None,
-    return_lse: bool = False,
-) -> Any:
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, group: dist.ProcessGroup | None = None, *, cache_seqlens: Any = None,
+    block_table: Tensor | None = None, softmax_scale: float | None = None, softcap: float = 0.0,
+    learnable_sink: Tensor | None = None, return_lse: bool = False,
+) -> Any:  # fmt: skip
     """Attention of new tokens to caches of which each rank holds some keys of each sequence.
 
     All ranks call it together, with equal queries. Each attends to its own keys, and the results are merged. Queries
