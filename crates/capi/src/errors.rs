@@ -2,7 +2,8 @@
 
 use std::ffi::c_char;
 
-use flashcore::AttentionError;
+/// An argument that is not valid.
+pub use flashcore::raw::refused as invalid;
 
 /// Where a call's error goes.
 #[derive(Clone, Copy)]
@@ -27,14 +28,4 @@ impl ErrorBuffer {
             self.start.add(end).write(0);
         }
     }
-}
-
-/// An argument that is not valid.
-pub fn invalid(
-    argument: &'static str,
-    what: &'static str,
-    value: impl ToString,
-    expected: impl Into<String>,
-) -> AttentionError {
-    AttentionError::Operand { argument, what, value: value.to_string(), expected: expected.into() }
 }

@@ -197,6 +197,16 @@ pub enum AttentionError {
     Group(#[from] GroupError),
 }
 
+/// The error of an argument with a property that is not accepted ([`AttentionError::Operand`]).
+pub fn refused(
+    argument: &'static str,
+    what: &'static str,
+    value: impl ToString,
+    expected: impl Into<String>,
+) -> AttentionError {
+    AttentionError::Operand { argument, what, value: value.to_string(), expected: expected.into() }
+}
+
 /// Why ranks cannot compute together. Each rank of the group gets an error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -6,6 +6,7 @@ use problem::{
     Programs, Scales, SideLengths, Table, Tensor,
 };
 
+use crate::error::refused;
 use crate::raw::View;
 use crate::{AttentionError, TableView};
 
@@ -233,12 +234,9 @@ impl<'a> Features<'a> {
     /// Rejects values of the score's operands that are not one per query head.
     pub fn check_of_heads(&self, heads: usize) -> Result<(), AttentionError> {
         match self.of_heads.iter().find(|(_, _, values)| values.len() != heads) {
-            Some((argument, _, values)) => Err(AttentionError::Operand {
-                argument,
-                what: "number of elements",
-                value: values.len().to_string(),
-                expected: format!("heads_q = {heads}"),
-            }),
+            Some((argument, _, values)) => {
+                Err(refused(argument, "number of elements", values.len(), format!("heads_q = {heads}")))
+            }
             None => Ok(()),
         }
     }
@@ -260,12 +258,7 @@ fn slopes_table(len: usize, batch: usize, heads: usize) -> Result<Table, Attenti
         _ if Some(len) == all => heads as i64,
         _ => {
             let each = all.map_or(String::new(), |all| format!(", or batch · heads_q = {all}"));
-            return Err(AttentionError::Operand {
-                argument: "alibi",
-                what: "number of slopes",
-                value: len.to_string(),
-                expected: format!("heads_q = {heads}{each}"),
-            });
+            return Err(refused("alibi", "number of slopes", len, format!("heads_q = {heads}{each}")));
         }
     };
     Ok(Table { dtype: ElementType::F32, extents: vec![batch, heads], strides: vec![batch_stride, 1] })
@@ -273,7 +266,7 @@ fn slopes_table(len: usize, batch: usize, heads: usize) -> Result<Table, Attenti
 
 fn wrong_type(argument: &'static str, dtype: ElementType, expected: &str) -> AttentionError {
     let value = format!("{dtype:?}").to_lowercase();
-    AttentionError::Operand { argument, what: "element type", value, expected: expected.to_owned() }
+    refused(argument, "element type", value, expected)
 }
 
 /// The error for keys that have another number of batch entries than the queries.
@@ -282,7 +275,7 @@ fn batches_differ(cumulative: [&[i32]; 2], [batch_q, batch_kv]: [usize; 2]) -> A
     let (argument, what) = if kv_packed { ("cumulative_kv", "number of sequences") } else { ("k", "batch") };
     let of_q = if q_packed { "the number of sequences of cumulative_q" } else { "the batch of q" };
     let expected = format!("{batch_q}, {of_q}");
-    AttentionError::Operand { argument, what, value: batch_kv.to_string(), expected }
+    refused(argument, what, batch_kv, expected)
 }
 
 /// An error of the problem with the arrays of lengths named as the fields of [`LengthValues`].
@@ -313,12 +306,7 @@ fn side(
 ) -> Result<(usize, usize), AttentionError> {
     let [_, rest @ ..] = cumulative else { return Ok((batch, rows)) };
     if batch != 1 {
-        return Err(AttentionError::Operand {
-            argument: tensor,
-            what: "batch",
-            value: batch.to_string(),
-            expected: format!("1, since {argument} packs all sequences"),
-        });
+        return Err(refused(tensor, "batch", batch, format!("1, since {argument} packs all sequences")));
     }
     // Wrong values are refused later; a problem has a row, if only as an upper bound.
     let ends = cumulative.iter().zip(rest);

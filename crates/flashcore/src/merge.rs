@@ -3,6 +3,7 @@
 use cpu::Element;
 
 use crate::AttentionError;
+use crate::error::refused;
 
 /// A result of attention over some of the keys: rows of O, and one LSE (natural logarithm) for each row.
 pub type PartialResult<'a, T> = (&'a [T], &'a [f32]);
@@ -34,7 +35,7 @@ pub fn merge_states<T: Element>(
     let elements = rows.saturating_mul(dim);
     let check = |argument: &'static str, len: usize, needed: usize| {
         let (value, expected) = (len.to_string(), format!("{needed}, for {rows} rows of {dim} elements"));
-        let wrong = AttentionError::Operand { argument, what: "number of elements", value, expected };
+        let wrong = refused(argument, "number of elements", value, expected);
         if len == needed { Ok(()) } else { Err(wrong) }
     };
     check("out", out.len(), elements)?;

@@ -5,6 +5,7 @@ use std::fmt;
 use problem::{Elements, Table};
 
 use crate::AttentionError;
+use crate::error::refused;
 
 /// A read-only tensor of 1 to 4 dimensions that a score or a mask reads: a bias, a boolean mask, or a table
 /// of a program. Its elements are `f32`, [`half::f16`], [`half::bf16`], `i32`, `u8` or `bool`.
@@ -81,14 +82,12 @@ impl<'a> TableView<'a> {
                 1 => strides.push(0),
                 _ if extent == scores[missing + i] => strides.push(stride),
                 _ => {
-                    return Err(AttentionError::Operand {
+                    return Err(refused(
                         argument,
-                        what: "shape",
-                        value: format!("{:?}", self.table.extents),
-                        expected: format!(
-                            "one that broadcasts to [batch, heads_q, seq_q, seq_kv] = {scores:?}"
-                        ),
-                    });
+                        "shape",
+                        format!("{:?}", self.table.extents),
+                        format!("one that broadcasts to [batch, heads_q, seq_q, seq_kv] = {scores:?}"),
+                    ));
                 }
             }
         }

@@ -1,5 +1,9 @@
 //! Lengths, sinks, biases, masks and programs through the façade, against the oracle.
 
+#[path = "common/draw.rs"]
+mod draw;
+
+use draw::draw;
 use flashcore::{
     Attention, AttentionError, Band, DType, Device, ElementType, Layout, LengthValues, Problem, TableView,
     TensorView, attention, library as lib,
@@ -12,16 +16,6 @@ const HEADS: usize = 4;
 const ROWS: usize = 19;
 const KEYS: usize = 33;
 const DIM: usize = 16;
-
-/// Numbers between −1 and 1 without a short period.
-fn draw(elements: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    std::iter::repeat_with(next).take(elements).collect()
-}
 
 /// The inputs of even problems, `[batch, sequence, heads, dim]`.
 struct Inputs {

@@ -1,11 +1,15 @@
 //! Sharded attention on ranks that are threads, against attention in one call.
 
+#[path = "common/draw.rs"]
+mod draw;
+
 use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use draw::draw;
 use flashcore::parallel::{
     ChannelRank, Collectives, GroupError, SequenceSplit, ShardSchedule, host_ranks, join_ranks,
     merge_over_group, thread_ranks,
@@ -90,16 +94,6 @@ fn every_pair() -> Vec<Case> {
         cases.push(case.map(Option::unwrap));
     }
     cases
-}
-
-/// Numbers between −1 and 1 without a short period.
-fn draw(elements: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    std::iter::repeat_with(next).take(elements).collect()
 }
 
 /// The tensors of the whole sequence, `[batch, head, row, dim]`, and the arrays of features.

@@ -9,6 +9,7 @@ use smallvec::{SmallVec, smallvec};
 use super::loaded::{Kernels, Key};
 use super::scratch::{Lease, OwnMemory, Purpose, ScratchLayout};
 use crate::AttentionError;
+use crate::error::refused;
 
 /// Buffers of a launch that need no heap memory.
 pub(super) const INLINE: usize = 8;
@@ -166,12 +167,7 @@ pub(super) fn check_slice(
     }
     if address == 0 && needed > 0 {
         let expected = "that of device memory".to_owned();
-        return Err(AttentionError::Operand {
-            argument: kind.name(),
-            what: "address",
-            value: "0x0".into(),
-            expected,
-        });
+        return Err(refused(kind.name(), "address", "0x0", expected));
     }
     if !address.is_multiple_of(accepted) {
         return Err(AttentionError::Alignment { tensor: kind.name(), address, accepted });

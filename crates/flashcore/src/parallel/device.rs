@@ -10,8 +10,8 @@ use problem::{
 
 use super::SequenceSplit;
 use super::plan::{BandCall, GlobalBand, KeyPlan, RowPiece, ring_plan};
-use super::split::refused;
 use crate::AttentionError;
+use crate::error::refused;
 use crate::gpu::{Gpu, Prepared};
 
 /// The shards of a rank, each `[row, head, dim]` in the order of its elements; the LSE is `[head, row]`, f32.

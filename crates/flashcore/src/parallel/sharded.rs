@@ -8,9 +8,10 @@ use super::call::{RankWork, scores};
 use super::heads::{HeadExchange, lacks};
 use super::plan::GlobalBand;
 use super::rows::RowTensor;
-use super::split::{check_ranks, refused};
+use super::split::check_ranks;
 use super::stages::{RankTensors, RowGradients, RowResult, backward, forward};
 use super::{Collectives, SequenceSplit};
+use crate::error::refused;
 use crate::features::CallPlace;
 use crate::{Attention, AttentionError, Gradients, Output, TensorView};
 

@@ -6,6 +6,7 @@ use problem::Element;
 
 use super::Collectives;
 use crate::AttentionError;
+use crate::error::refused;
 
 /// The rows of a sequence that each rank holds. Positions are those in the whole sequence, or in its packed
 /// documents, which see themselves alone. Shards of all ranks have equally many rows: those with fewer rows
@@ -201,15 +202,6 @@ pub(super) fn check_ranks(split: &SequenceSplit, group: &dyn Collectives) -> Res
             Err(refused("split", "number of ranks", ranks, format!("{}, those of the group", group.ranks())))
         }
     }
-}
-
-pub(super) fn refused(
-    argument: &'static str,
-    what: &'static str,
-    value: impl ToString,
-    expected: impl Into<String>,
-) -> AttentionError {
-    AttentionError::Operand { argument, what, value: value.to_string(), expected: expected.into() }
 }
 
 fn check_elements(len: usize, extents: [usize; 3]) -> Result<(), AttentionError> {

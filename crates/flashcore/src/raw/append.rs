@@ -8,10 +8,11 @@ use problem::{
     ProblemError, Span,
 };
 
-use super::rotary::{Rotary, address, check_integers, check_rows, check_shape, place, refused};
+use super::rotary::{Rotary, address, check_integers, check_rows, check_shape, place};
 use super::rows::{NewRow, RowWrite};
 use super::{Tensor, View};
 use crate::AttentionError;
+use crate::error::refused;
 
 /// Keys and values that a call appends to its cache before attention.
 ///

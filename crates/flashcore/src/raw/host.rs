@@ -13,6 +13,7 @@ use problem::{
 
 use super::append::{Appending, Rotated};
 use crate::AttentionError;
+use crate::error::refused;
 use crate::known::{Key, Known, Wish};
 
 /// The plan for a problem on at most `threads` threads, chosen once for each thread that calls.
@@ -118,12 +119,7 @@ unsafe fn output<'a>(spec: OperandSpec, start: NonNull<u8>) -> Result<ElementsMu
             ElementType::Bf16 => {
                 Ok(ElementsMut::Bf16(std::slice::from_raw_parts_mut(start.cast().as_ptr(), len)))
             }
-            dtype => Err(AttentionError::Operand {
-                argument: spec.operand.name(),
-                what: "element type",
-                value: dtype.to_string(),
-                expected: "f16, bf16 or f32".to_owned(),
-            }),
+            dtype => Err(refused(spec.operand.name(), "element type", dtype, "f16, bf16 or f32")),
         }
     }
 }

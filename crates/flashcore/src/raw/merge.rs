@@ -8,8 +8,8 @@ use problem::DType;
 
 use super::Queue;
 use super::device::DeviceWork;
-use super::rotary::refused;
 use crate::AttentionError;
+use crate::error::refused;
 use crate::gpu::ArrayWork;
 use crate::merge::merge_rows;
 

@@ -49,6 +49,7 @@ use problem::{Band, ElementType, Operand, OperandSpec, Pass, Problem, ProblemErr
 use smallvec::SmallVec;
 
 use crate::AttentionError;
+pub use crate::error::refused;
 use crate::gpu::{Gpu, Prepared, Written};
 use crate::known::{Key, Wish};
 pub use append::Append;
@@ -78,12 +79,12 @@ impl View {
     pub fn new(dtype: ElementType, shape: &[usize], strides: &[i64]) -> Result<View, AttentionError> {
         let dimensions = shape.len();
         if dimensions > 4 || strides.len() != dimensions {
-            return Err(AttentionError::Operand {
-                argument: "a tensor",
-                what: "number of dimensions",
-                value: format!("{dimensions} with {} strides", strides.len()),
-                expected: "at most 4, each with a stride".to_owned(),
-            });
+            return Err(refused(
+                "a tensor",
+                "number of dimensions",
+                format!("{dimensions} with {} strides", strides.len()),
+                "at most 4, each with a stride",
+            ));
         }
         let mut view = View { dtype, dimensions, shape: [1; 4], strides: [0; 4] };
         view.shape[..dimensions].copy_from_slice(shape);
@@ -328,12 +329,7 @@ pub fn prepare_append<'a>(
     if problem.is_empty() {
         problem.with_a_row().check()?;
         if append.is_some() && problem.batch > 0 {
-            return Err(AttentionError::Operand {
-                argument: "q",
-                what: "number of rows",
-                value: "0".to_owned(),
-                expected: "1 or more in a call that appends keys".to_owned(),
-            });
+            return Err(refused("q", "number of rows", "0", "1 or more in a call that appends keys"));
         }
         return Ok(Ready { memory: Memory::new(), on: On::Nothing });
     }
@@ -494,7 +490,7 @@ fn start(problem: &Problem, spec: OperandSpec, tensor: &Tensor) -> Result<u64, A
             if !view.is_dense() {
                 let value = format!("{:?} for shape {:?}", view.strides(), view.shape());
                 let expected = "dense elements".to_owned();
-                return Err(AttentionError::Operand { argument, what: "strides", value, expected });
+                return Err(refused(argument, "strides", value, expected));
             }
             Ok(*address)
         }

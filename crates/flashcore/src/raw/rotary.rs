@@ -6,6 +6,7 @@ use problem::{Element, ElementType, Problem, ProblemError};
 use super::{Tensor, View};
 use crate::AttentionError;
 use crate::cache::rotate;
+use crate::error::refused;
 
 /// Rotary position embedding. New key `i` is rotated by row `position + i` of the tables, where `position` is
 /// the cache's length before the append. Query `i` is rotated by row `position + i` if the band hides keys,
@@ -20,15 +21,6 @@ pub struct Rotary {
     pub interleaved: bool,
     /// `rotary_seqlens`, `[batch]`: the positions, in place of the cache's lengths.
     pub positions: Option<Tensor>,
-}
-
-pub(super) fn refused(
-    argument: &'static str,
-    what: &'static str,
-    value: String,
-    expected: String,
-) -> AttentionError {
-    AttentionError::Operand { argument, what, value, expected }
 }
 
 pub(super) fn check_shape(

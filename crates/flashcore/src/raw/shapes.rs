@@ -7,6 +7,7 @@ use problem::{
 
 use super::{CallOptions, View};
 use crate::AttentionError;
+use crate::error::refused;
 
 /// The problem of a call. Its values are not checked yet ([`Problem::check`]).
 ///
@@ -108,18 +109,10 @@ fn rows(tensor: Tensor, view: Option<&View>) -> Result<Rows, AttentionError> {
     let argument = tensor.name();
     let view = view.ok_or(AttentionError::OperandWanted { operand: argument, wanted: true })?;
     if view.dimensions != 4 {
-        return Err(AttentionError::Operand {
-            argument,
-            what: "number of dimensions",
-            value: view.dimensions.to_string(),
-            expected: "4: batch, head, row, dim".to_owned(),
-        });
+        return Err(refused(argument, "number of dimensions", view.dimensions, "4: batch, head, row, dim"));
     }
-    let dtype = view.dtype.float().ok_or_else(|| AttentionError::Operand {
-        argument,
-        what: "element type",
-        value: view.dtype.to_string(),
-        expected: DType::ALL.map(DType::name).join(", "),
+    let dtype = view.dtype.float().ok_or_else(|| {
+        refused(argument, "element type", view.dtype, DType::ALL.map(DType::name).join(", "))
     })?;
     let [batch, head, row, stride] = view.strides;
     if stride != 1 && view.shape[3] > 1 && !view.shape.contains(&0) {
@@ -131,12 +124,12 @@ fn rows(tensor: Tensor, view: Option<&View>) -> Result<Rows, AttentionError> {
 /// The pages of a pool of keys, by the page table `[batch, page]`.
 fn pages_of(table: &View, k: &Rows) -> Result<Pages, AttentionError> {
     let &[_, per_sequence] = table.shape() else {
-        return Err(AttentionError::Operand {
-            argument: Operand::PageTable.name(),
-            what: "number of dimensions",
-            value: table.dimensions.to_string(),
-            expected: "2: batch, page".to_owned(),
-        });
+        return Err(refused(
+            Operand::PageTable.name(),
+            "number of dimensions",
+            table.dimensions,
+            "2: batch, page",
+        ));
     };
     let [count, _, rows, _] = k.extents;
     Ok(Pages { rows, count, per_sequence })
@@ -163,12 +156,7 @@ fn check_before(before: &View, out: Option<&View>) -> Result<(), AttentionError>
     let Some(out) = out.filter(|out| *out != before) else { return Ok(()) };
     let of = |view: &View| format!("{} {:?} with strides {:?}", view.dtype, view.shape(), view.strides());
     let (argument, what) = (Operand::OutBefore.name(), "layout");
-    Err(AttentionError::Operand {
-        argument,
-        what,
-        value: of(before),
-        expected: format!("{}, as out", of(out)),
-    })
+    Err(refused(argument, what, of(before), format!("{}, as out", of(out))))
 }
 
 /// Rejects extents that must be equal and differ.
@@ -207,12 +195,7 @@ fn check_batch(
         return Ok(());
     }
     let why = if packed { ", since cu_seqlens packs all sequences" } else { ", the number of sequences" };
-    Err(AttentionError::Operand {
-        argument,
-        what: "batch",
-        value: batch.to_string(),
-        expected: format!("{expected}{why}"),
-    })
+    Err(refused(argument, "batch", batch, format!("{expected}{why}")))
 }
 
 fn table_of(view: &View) -> Table {
@@ -231,12 +214,12 @@ fn scales(
     let expected = [problem.batch, problem.heads_kv, blocks.unwrap_or(1)];
     let expected = &expected[..if blocks.is_some() { 3 } else { 2 }];
     if view.shape() != expected {
-        return Err(AttentionError::Operand {
-            argument: Operand::Descale(tensor).name(),
-            what: "shape",
-            value: format!("{:?}", view.shape()),
-            expected: format!("{expected:?}"),
-        });
+        return Err(refused(
+            Operand::Descale(tensor).name(),
+            "shape",
+            format!("{:?}", view.shape()),
+            format!("{expected:?}"),
+        ));
     }
     let [batch, head, of_block, _] = view.strides;
     Ok(ScaleLayout { rows: blocks.map(|_| block), batch, head, block: of_block })

@@ -5,10 +5,11 @@ use kernels::cache::{CacheWrite, RowPlaces};
 use problem::{DType, ElementType};
 
 use super::device::{DeviceWork, aligned, float, head_rows};
-use super::rotary::{check_rows, check_shape, refused};
+use super::rotary::{check_rows, check_shape};
 use super::rows::{NewRow, RowWrite};
 use super::{On, Queue, Ready, Tensor, View};
 use crate::AttentionError;
+use crate::error::refused;
 use crate::gpu::ArrayWork;
 
 /// New keys and values, and the slot of each: its row in the cache, counted over all pages.
