@@ -24,7 +24,7 @@ use driver::{
     Pinned, Pool, Stream, bytes_of,
 };
 use flashcore_driver as driver;
-use harness::{Folder, SCENARIO, passes, run};
+use harness::{Folder, SCENARIO, all_pass, run};
 use ptx::{
     Access, Arg, BufferSpec, Builder, Dim3, Element, Kernel, L2Promotion, Launch, Machine, Swizzle, Target,
     TargetSuffix, TensorMapSpec,
@@ -577,55 +577,51 @@ fn machine() {
     assert_eq!((gpu.load(&roomy).unwrap().registers, counts().2), (40, 1));
 }
 
-#[test]
-fn an_old_damaged_or_empty_driver_is_an_error_with_a_name() {
-    passes("too_old", &[("FAKE_VERSION", "11080")]);
-    passes("no_device", &[("FAKE_INIT", "100")]);
+/// Scenarios that have a cache of their own, with variables of the fake driver.
+const SCENARIOS: [(&str, &[(&str, &str)]); 31] = [
+    ("too_old", &[("FAKE_VERSION", "11080")]),
+    ("no_device", &[("FAKE_INIT", "100")]),
     // CUDA_ERROR_SYSTEM_NOT_READY: a service of the machine has not started yet.
-    passes("not_yet", &[("FAKE_INIT", "802"), ("FAKE_INIT_TIMES", "2")]);
-    run("lacking", true, Path::new("/nonexistent"), &[]);
-}
-
-#[test]
-fn a_device_that_is_not_ours_to_use_is_an_error_with_a_name() {
+    ("not_yet", &[("FAKE_INIT", "802"), ("FAKE_INIT_TIMES", "2")]),
     // CUDA_ERROR_NOT_PERMITTED.
-    passes("forbidden", &[("FAKE_INIT", "800")]);
-    passes("other_device", &[("FAKE_DEVICES", "2")]);
+    ("forbidden", &[("FAKE_INIT", "800")]),
+    ("other_device", &[("FAKE_DEVICES", "2")]),
+    ("unknown", &[("FAKE_INIT", "919")]),
+    ("fork", &[]),
+    ("ordinals", &[]),
+    ("work", &[]),
+    ("memory", &[("FAKE_MEMORY", "1000")]),
+    ("poison", &[]),
+    ("hang", &[]),
+    ("admission", &[("FAKE_LOCAL", "80")]),
+    ("contract", &[]),
+    ("tensor_maps", &[]),
+    ("many_maps", &[]),
+    ("repeats", &[]),
+    ("other_contexts", &[("FAKE_DEVICES", "2")]),
+    ("queues", &[]),
+    ("graphs", &[]),
+    ("joined", &[]),
+    ("dropped_in_flight", &[]),
+    ("user_objects", &[]),
+    ("refused_object", &[("FAKE_RETAIN", "801")]),
+    ("copies", &[]),
+    ("given_up", &[]),
+    ("messages", &[]),
+    ("missing_rank", &[]),
+    ("old_nccl", &[("FAKE_NCCL_VERSION", "21003")]),
+    ("threads", &[]),
+    ("machine", &[]),
+];
+
+#[test]
+fn every_scenario_passes() {
+    all_pass(&[], &SCENARIOS);
 }
 
 #[test]
-fn a_code_that_is_newer_than_this_crate_is_an_error_with_its_number() {
-    passes("unknown", &[("FAKE_INIT", "919")]);
-}
-
-#[test]
-fn a_forked_child_is_told_that_cuda_does_not_work_there() {
-    passes("fork", &[]);
-}
-
-#[test]
-fn one_context_a_device() {
-    passes("ordinals", &[]);
-}
-
-#[test]
-fn what_is_made_is_used_and_destroyed() {
-    passes("work", &[]);
-}
-
-#[test]
-fn memory_runs_out_and_nothing_breaks() {
-    passes("memory", &[("FAKE_MEMORY", "1000")]);
-}
-
-#[test]
-fn a_kernel_that_fails_poisons_its_context_and_says_so() {
-    passes("poison", &[]);
-}
-
-#[test]
-fn a_kernel_that_never_ends_is_given_up() {
-    passes("hang", &[]);
+fn a_driver_without_a_function_is_an_error_with_its_name() {
+    run("lacking", true, Path::new("/nonexistent"), &[]);
 }
 
 #[test]
@@ -641,46 +637,4 @@ fn a_second_process_compiles_nothing() {
     run("second", false, &folder.0, &[]);
     run("unwritable", false, Path::new("/proc/flashcore"), &[]);
     run("refused", false, &folder.0.join("refused"), &[]);
-}
-
-#[test]
-fn what_is_not_as_planned_is_not_admitted() {
-    passes("admission", &[("FAKE_LOCAL", "80")]);
-}
-
-#[test]
-fn a_launch_is_held_against_its_entry() {
-    passes("contract", &[]);
-}
-
-#[test]
-fn tensor_maps_follow_their_buffers() {
-    passes("tensor_maps", &[]);
-    passes("many_maps", &[]);
-}
-
-#[test]
-fn a_launch_that_comes_again_is_one_call() {
-    passes("repeats", &[]);
-    passes("other_contexts", &[("FAKE_DEVICES", "2")]);
-}
-
-#[test]
-fn work_that_may_run_at_once_is_told_apart() {
-    passes("queues", &[]);
-}
-
-#[test]
-fn graphs_keep_their_modules_and_captures_end() {
-    passes("graphs", &[]);
-}
-
-#[test]
-fn any_thread_may_call() {
-    passes("threads", &[]);
-}
-
-#[test]
-fn the_machine_runs_kernels() {
-    passes("machine", &[]);
 }

@@ -213,6 +213,13 @@ fn begin(page: &Page, config: &Config, limits: Limits) -> Evolution {
     Evolution::begin(page.open(), config.clone(), Environment::default(), None, limits).unwrap()
 }
 
+/// A run of the mission problem without a device beside it.
+fn alone(name: &str, candidates: usize, seed: u64) -> (Page, Config, Evolution) {
+    let (page, config) = (Page::new(name), config(&Problem::mission(), candidates, seed));
+    let evolution = begin(&page, &config, Limits::ALONE);
+    (page, config, evolution)
+}
+
 /// Drives a run with all tasks that it gives out open at once, answered in random order. Stops after `cut`
 /// outcomes.
 fn drive(evolution: &mut Evolution, landscape: &mut Landscape, order: u64, cut: usize) -> usize {
@@ -328,9 +335,7 @@ fn every_candidate_has_an_end_with_its_reason() {
 /// short timing.
 #[test]
 fn a_promoted_row_has_the_time_of_its_race() {
-    let page = Page::new("row");
-    let config = config(&Problem::mission(), 60, 9);
-    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let (page, config, mut evolution) = alone("row", 60, 9);
     drive(&mut evolution, &mut Landscape { noise: 0.05, ..Landscape::new(9, &config) }, 0, usize::MAX);
     let rows = evolution.promoted(&Environment::default(), "run", "now");
     let [Promoted::Row(row)] = &rows[..] else { panic!("{rows:?}") };
@@ -365,9 +370,7 @@ fn a_run_is_driven_by_one_at_a_time() {
 #[test]
 fn all_agree_on_the_best() {
     for seed in 1..=4 {
-        let page = Page::new(&format!("agree-{seed}"));
-        let config = config(&Problem::mission(), 60, seed);
-        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let (page, config, mut evolution) = alone(&format!("agree-{seed}"), 60, seed);
         drive(&mut evolution, &mut Landscape { noise: 0.05, ..Landscape::new(seed, &config) }, 0, usize::MAX);
         let (report, ledger, problem) = (json!(evolution.report()), page.open(), config.cases[0].problem);
         let best = &report["best"];

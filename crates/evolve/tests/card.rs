@@ -10,7 +10,7 @@ mod runner;
 use flashcore_evolve::evaluate::cuda::Card;
 use flashcore_evolve::evaluate::{Cuda, Evaluator, GpuCard, bound};
 use flashcore_evolve::{Candidate, Finding, KernelText, Language, Stage, Target, Task};
-use harness::{SCENARIO, passes};
+use harness::{SCENARIO, all_pass};
 use kernels::Family;
 use kernels::select::Shape;
 use ledger::{CandidateId, Reason, TimeKind};
@@ -151,24 +151,15 @@ fn unknown() {
 }
 
 #[test]
-fn a_candidate_goes_through_the_driver() {
+fn every_scenario_passes() {
     let runner = std::env::current_exe().unwrap();
-    passes("cascade", &[("FAKE_RUNNER", runner.to_str().unwrap())]);
-}
-
-#[test]
-fn what_writes_nothing_does_not_pass() {
-    passes("unwritten", &[]);
-}
-
-#[test]
-fn a_broken_context_is_told() {
-    passes("crash", &[]);
-}
-
-#[test]
-fn a_driver_that_refuses_is_heard() {
-    passes("spills", &[("FAKE_LOCAL", "16")]);
-    passes("threads", &[("FAKE_THREADS", "32")]);
-    passes("unknown", &[("FAKE_SM", "75")]);
+    let scenarios: [(&str, &[(&str, &str)]); 6] = [
+        ("cascade", &[("FAKE_RUNNER", runner.to_str().unwrap())]),
+        ("unwritten", &[]),
+        ("crash", &[]),
+        ("spills", &[("FAKE_LOCAL", "16")]),
+        ("threads", &[("FAKE_THREADS", "32")]),
+        ("unknown", &[("FAKE_SM", "75")]),
+    ];
+    all_pass(&[], &scenarios);
 }

@@ -27,7 +27,7 @@ use flashcore::{
     TensorView, TensorViewMut, attention, library, quantize, raw,
 };
 use half::f16;
-use harness::{Folder, SCENARIO, passes};
+use harness::{Folder, SCENARIO, all_pass};
 use kernels::forward::mma::MmaPlan;
 use kernels::forward::wgmma::{Ends, Tables, WgmmaPlan};
 use kernels::{Family, Plan};
@@ -598,94 +598,45 @@ fn without(reason: &str) {
     }
 }
 
-fn on_the_emulator(scenario: &str, variables: &[(&str, &str)]) {
+const HOPPER: (&str, &str) = ("FAKE_SM", "90");
+const HOPPERS_THREADS: (&str, &str) = ("FAKE_THREADS", "512");
+
+#[test]
+fn every_scenario_passes_whose_launches_run_in_the_emulator() {
     let runner = std::env::current_exe().unwrap();
-    let mut all = vec![("FAKE_RUNNER", runner.to_str().unwrap()), ("FAKE_SM", "89")];
-    all.extend(variables);
-    passes(scenario, &all);
+    let emulated = [("FAKE_RUNNER", runner.to_str().unwrap()), ("FAKE_SM", "89")];
+    let scenarios: [(&str, &[(&str, &str)]); 13] = [
+        ("slices", &[]),
+        ("slices", &[HOPPER]),
+        ("gradients", &[("FAKE_THREADS", "256")]),
+        ("ring", &[]),
+        ("ring", &[HOPPER, HOPPERS_THREADS]),
+        ("hopper", &[HOPPER, HOPPERS_THREADS]),
+        ("merge", &[("FAKE_THREADS", "256")]),
+        ("device_memory", &[]),
+        ("programs", &[]),
+        ("quantization", &[]),
+        ("quantization", &[HOPPER]),
+        ("fallbacks", &[("FAKE_LOCAL", "80")]),
+        ("full", &[("FAKE_MEMORY", "10000")]),
+    ];
+    all_pass(&emulated, &scenarios);
 }
 
 #[test]
-fn host_slices_are_computed_by_the_best_device() {
-    on_the_emulator("slices", &[]);
-    on_the_emulator("slices", &[("FAKE_SM", "90")]);
-}
-
-#[test]
-fn gradients_are_those_of_the_cpu() {
-    on_the_emulator("gradients", &[("FAKE_THREADS", "256")]);
-}
-
-#[test]
-fn shards_in_device_memory_go_around_a_ring() {
-    on_the_emulator("ring", &[]);
-    on_the_emulator("ring", &[("FAKE_SM", "90"), ("FAKE_THREADS", "512")]);
-}
-
-#[test]
-fn hoppers_families_take_device_memory() {
-    on_the_emulator("hopper", &[("FAKE_SM", "90"), ("FAKE_THREADS", "512")]);
-}
-
-#[test]
-fn calls_that_come_again_are_one_call_of_the_driver() {
-    passes("calls", &[("FAKE_SM", "90"), ("FAKE_THREADS", "512")]);
-}
-
-#[test]
-fn results_are_merged_on_the_device() {
-    on_the_emulator("merge", &[("FAKE_THREADS", "256")]);
-}
-
-#[test]
-fn prepared_kernels_take_device_memory() {
-    on_the_emulator("device_memory", &[]);
-}
-
-#[test]
-fn the_kernels_of_a_program_run_together() {
-    on_the_emulator("programs", &[]);
-}
-
-#[test]
-fn tensors_in_device_memory_are_quantised() {
-    on_the_emulator("quantization", &[]);
-    on_the_emulator("quantization", &[("FAKE_SM", "90")]);
-}
-
-#[test]
-fn kernels_share_memory_of_their_own_only_in_turn() {
+fn every_scenario_passes_whose_launches_do_not_run() {
     let folder = Folder::new("hold");
     let hold = folder.0.join("hold");
-    let variables = [("FAKE_SM", "90"), ("FAKE_THREADS", "512"), ("FAKE_HOLD", hold.to_str().unwrap())];
-    passes("scratch", &variables);
-}
-
-#[test]
-fn another_length_loads_nothing() {
-    passes("lengths", &[("FAKE_SM", "90"), ("FAKE_THREADS", "512"), ("FAKE_MEMORY", "65536")]);
-}
-
-#[test]
-fn a_plan_that_is_not_admitted_falls_back() {
-    on_the_emulator("fallbacks", &[("FAKE_LOCAL", "80")]);
-}
-
-#[test]
-fn what_hopper_cannot_take_goes_to_the_family_for_every_gpu() {
-    passes("hopper_fallbacks", &[("FAKE_LOCAL", "80")]);
-}
-
-#[test]
-fn a_full_device_leaves_it_to_the_cpu() {
-    on_the_emulator("full", &[("FAKE_MEMORY", "10000")]);
-}
-
-#[test]
-fn without_a_usable_gpu_the_cpu_computes() {
-    passes("old", &[("FAKE_VERSION", "11080")]);
-    passes("no_device", &[("FAKE_INIT", "100")]);
-    passes("forbidden", &[("FAKE_INIT", "800")]);
-    // The stub library of the CUDA toolkit, which has the driver library's name and is only for linkers.
-    passes("stub", &[("FAKE_STUB", "34")]);
+    let scenarios: [(&str, &[(&str, &str)]); 8] = [
+        ("calls", &[HOPPER, HOPPERS_THREADS]),
+        ("scratch", &[HOPPER, HOPPERS_THREADS, ("FAKE_HOLD", hold.to_str().unwrap())]),
+        ("lengths", &[HOPPER, HOPPERS_THREADS, ("FAKE_MEMORY", "65536")]),
+        ("hopper_fallbacks", &[("FAKE_LOCAL", "80")]),
+        ("old", &[("FAKE_VERSION", "11080")]),
+        ("no_device", &[("FAKE_INIT", "100")]),
+        ("forbidden", &[("FAKE_INIT", "800")]),
+        // The stub library of the CUDA toolkit, which has the driver library's name and is only for linkers.
+        ("stub", &[("FAKE_STUB", "34")]),
+    ];
+    all_pass(&[], &scenarios);
 }

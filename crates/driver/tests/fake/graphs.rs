@@ -8,7 +8,7 @@ use std::time::Duration;
 use driver::{Buffer, Call, Context, DriverError, Event, Function, Graph, GraphExec, Pinned, Stream};
 use flashcore_driver as driver;
 
-use super::{counts, kernel, load, passes, waits, within_copy};
+use super::{counts, kernel, load, waits, within_copy};
 
 /// Launches of one queue run one after the other, so they may share memory. Other launches have another
 /// queue.
@@ -290,26 +290,4 @@ pub fn graphs() {
         assert!(Graph::capture(&default, |_| Ok::<(), DriverError>(())).is_err());
     }
     assert_eq!(counts().0, 0, "something was not destroyed");
-}
-
-#[test]
-fn graphs_keep_what_joined_streams_use() {
-    passes("joined", &[]);
-}
-
-#[test]
-fn a_graph_that_is_dropped_waits_for_its_launches() {
-    passes("dropped_in_flight", &[]);
-}
-
-#[test]
-fn what_is_kept_with_a_graph_goes_with_it() {
-    passes("user_objects", &[]);
-    passes("refused_object", &[("FAKE_RETAIN", "801")]);
-}
-
-#[test]
-fn host_memory_is_not_copied_by_graphs_and_outlives_its_copies() {
-    passes("copies", &[]);
-    passes("given_up", &[]);
 }

@@ -2,9 +2,11 @@
 //! driver once. Each test program that uses this harness has a test named `scenario`, which runs the scenario
 //! that [`SCENARIO`] names.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The environment variable that names the scenario.
 pub const SCENARIO: &str = "FLASHCORE_TEST_SCENARIO";
@@ -59,8 +61,30 @@ pub fn run(scenario: &str, lacking: bool, cache: &Path, variables: &[(&str, &str
     assert!(output.status.success(), "{scenario}: {text}{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// Runs a scenario with its own cache.
-pub fn passes(scenario: &str, variables: &[(&str, &str)]) {
-    let folder = Folder::new(scenario);
-    run(scenario, false, &folder.0, variables);
+/// Runs scenarios at the same time, each with its own cache. `all` are variables of every scenario.
+///
+/// # Panics
+/// With the names of the scenarios that fail.
+pub fn all_pass(all: &[(&str, &str)], scenarios: &[(&str, &[(&str, &str)])]) {
+    let next = AtomicUsize::new(0);
+    let passes = |index: usize, scenario: &str, variables: &[(&str, &str)]| {
+        let folder = Folder::new(&format!("{scenario}-{index}"));
+        run(scenario, false, &folder.0, &[all, variables].concat());
+    };
+    let work = || {
+        let mut failed = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(scenario, variables)) = scenarios.get(index) else { return failed };
+            if catch_unwind(AssertUnwindSafe(|| passes(index, scenario, variables))).is_err() {
+                failed.push(scenario);
+            }
+        }
+    };
+    let failed: Vec<&str> = std::thread::scope(|scope| {
+        let workers = std::thread::available_parallelism().map_or(2, usize::from);
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    assert!(failed.is_empty(), "failed: {failed:?}");
 }

@@ -109,18 +109,3 @@ pub fn too_old() {
     assert_eq!(told, DriverError::NcclTooOld { found: 21003, needed: 21400 });
     assert_eq!(told.to_string(), "NCCL 2.10.3 is installed, needed is 2.14.0 or later; update the library");
 }
-
-#[test]
-fn messages_arrive_in_the_order_of_ranks() {
-    passes("messages", &[]);
-}
-
-#[test]
-fn a_rank_that_is_missing_is_an_error_within_the_time_out() {
-    passes("missing_rank", &[]);
-}
-
-#[test]
-fn an_old_library_is_an_error_with_its_version() {
-    passes("old_nccl", &[("FAKE_NCCL_VERSION", "21003")]);
-}

@@ -69,10 +69,8 @@ fn noise_of(race: &mut Finding, noise: f64) {
 /// The fastest of several races may be luck, so the second race decides.
 #[test]
 fn who_wins_by_luck_is_not_promoted() {
-    let page = Page::new("luck");
-    let config = config(&Problem::mission(), 40, 11);
+    let (page, config, mut evolution) = alone("luck", 40, 11);
     let own = config.cases[0].problem;
-    let mut evolution = begin(&page, &config, Limits::ALONE);
     let spared = Landscape::identity(&config.cases[0].baseline);
     let mut evaluator = Meddled(Landscape::new(11, &config), move |task: &Task, finding: &mut Finding| {
         let is_control = Landscape::identity(&task.subject) == spared;
@@ -104,10 +102,8 @@ fn who_wins_by_luck_is_not_promoted() {
 /// The report contains a winner's second race.
 #[test]
 fn who_wins_twice_is_promoted_by_the_second_race() {
-    let page = Page::new("twice");
-    let config = config(&Problem::mission(), 60, 12);
+    let (page, config, mut evolution) = alone("twice", 60, 12);
     let own = config.cases[0].problem;
-    let mut evolution = begin(&page, &config, Limits::ALONE);
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
         if task.stage == Stage::HeldOut && task.problem == own {
             verdict_of(finding, 1.0625, SpeedVerdict::Faster);
@@ -291,10 +287,8 @@ fn what_ships_races_last() {
 /// The promoted candidate need not be the best: the best one may lose on a held-out problem.
 #[test]
 fn the_promoted_one_is_described_where_it_is_not_the_best() {
-    let page = Page::new("second-best");
-    let config = config(&Problem::mission(), 60, 12);
+    let (page, config, mut evolution) = alone("second-best", 60, 12);
     let own = config.cases[0].problem;
-    let mut evolution = begin(&page, &config, Limits::ALONE);
     let mut first = None;
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
         if task.stage == Stage::HeldOut && task.problem != own {
@@ -392,9 +386,7 @@ fn a_lost_device_stops_the_run() {
 #[test]
 fn a_device_lost_before_the_races_ends_nobody() {
     for candidates in [1, 2, 60] {
-        let page = Page::new(&format!("lost-races-{candidates}"));
-        let config = config(&Problem::mission(), candidates, 12);
-        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let (page, config, mut evolution) = alone(&format!("lost-races-{candidates}"), candidates, 12);
         let run = evolution.run();
         let mut lost = Meddled(Landscape::new(12, &config), |task: &Task, finding: &mut Finding| {
             if task.stage == Stage::Race {
@@ -417,9 +409,7 @@ fn a_device_lost_before_the_races_ends_nobody() {
 /// A candidate that fails twice while others succeed is at fault. A candidate that fails once is tried again.
 #[test]
 fn a_candidates_own_fault_is_its_own() {
-    let page = Page::new("own-fault");
-    let config = config(&Problem::mission(), 40, 12);
-    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let (page, config, mut evolution) = alone("own-fault", 40, 12);
     let (mut bad, mut seen) = (None, HashSet::new());
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
         // Candidates 1 and 2 are baseline and control.
@@ -441,10 +431,8 @@ fn a_candidates_own_fault_is_its_own() {
 /// A failed race is not a wrong output, and its message is reported.
 #[test]
 fn a_held_out_race_that_breaks_down_is_no_wrong_answer() {
-    let page = Page::new("held-crash");
-    let config = config(&Problem::mission(), 60, 12);
+    let (page, config, mut evolution) = alone("held-crash", 60, 12);
     let own = config.cases[0].problem;
-    let mut evolution = begin(&page, &config, Limits::ALONE);
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
         if task.stage == Stage::HeldOut && task.problem != own {
             *finding = Finding::Rejected(no(task.stage, Reason::Hangs));
@@ -461,9 +449,7 @@ fn a_held_out_race_that_breaks_down_is_no_wrong_answer() {
 /// After a fault of the incumbent, the race is repeated.
 #[test]
 fn an_incumbents_fault_is_not_the_candidates() {
-    let page = Page::new("incumbent");
-    let config = config(&Problem::mission(), 40, 12);
-    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let (page, config, mut evolution) = alone("incumbent", 40, 12);
     let mut tries: BTreeMap<CandidateId, usize> = BTreeMap::new();
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
         if task.stage == Stage::Race {
