@@ -255,25 +255,15 @@ fn a_suggestion_uses_the_whole_launch() {
 }
 
 /// A launch of 100 numbers, of which `y` is a copy within 0.001.
-const COPIED: &str = "[launch]
+const COPIED: &str = r#"arg = [
+    { name = "x", role = "buffer", dtype = "f32", elements = 100, init = "iota" },
+    { name = "y", role = "buffer", dtype = "f32", elements = 100, init = "uninitialised" },
+    { role = "i32", value = 100 },
+]
+[launch]
 grid = [2]
 block = [64]
-[[arg]]
-name = \"x\"
-role = \"buffer\"
-dtype = \"f32\"
-elements = 100
-init = \"iota\"
-[[arg]]
-name = \"y\"
-role = \"buffer\"
-dtype = \"f32\"
-elements = 100
-init = \"uninitialised\"
-[[arg]]
-role = \"i32\"
-value = 100
-";
+"#;
 
 /// A mutant whose results stay within the tolerance of `[reference]` is reported as such. Without a
 /// reference, the report says that one would find it.
