@@ -45,7 +45,8 @@ pub use softmax::{
     accepted_value_factor,
 };
 pub use split::{
-    Division, Exchange, FixedMerge, LineMerge, Partials, SplitRow, StreamKMerge, WarpgroupPlace, merge_bytes,
+    Division, Exchange, FixedMerge, LineMerge, Partials, SharedRowMax, SplitRow, StreamKMerge,
+    WarpgroupPlace, merge_bytes,
 };
 pub use walk::{
     Block, BlockOutput, KvPipeline, LoopProducts, LoopSchedule, LoopTiles, MainLoop, Masked, Order,

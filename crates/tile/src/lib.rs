@@ -31,7 +31,7 @@ pub use layout::{
 };
 pub use pipeline::{
     Consumer, Handover, Mbarriers, PingPong, Pipeline, PipelineState, Relay, Roles, Supply, TileRing,
-    TileStream, Turns, WarpgroupVote,
+    TileStream, Turns, WarpgroupPair, WarpgroupVote,
 };
 pub use product::{
     Accumulate, Group, MatrixReader, MmaType, Ones, OpenTile, OperandA, OperandB, PairSum, Products,

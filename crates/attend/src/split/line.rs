@@ -17,9 +17,17 @@ use crate::OnlineSoftmax;
 /// warp of each group merges its parts, and the last one of these warps merges the groups.
 const GROUP: u32 = 8;
 
-/// Number of parts that a warp loads at once: up to eight, in at most 96 registers.
+/// Registers into which a warp loads parts.
+const REGISTERS: u32 = 96;
+
+/// Number of parts that a warp loads at once: up to eight.
 pub(super) fn parts_at_once(o: &AccTile, lane_rows: usize) -> u32 {
-    (96 / (4 * part_vectors(o, lane_rows))).clamp(1, 8)
+    (REGISTERS / (4 * part_vectors(o, lane_rows))).clamp(1, 8)
+}
+
+/// Whether a part is too wide for these registers, so that it is added piece by piece.
+fn in_pieces(o: &AccTile, lane_rows: usize) -> bool {
+    lane_rows == 2 && 4 * part_vectors(o, lane_rows) > REGISTERS
 }
 
 /// Buffers and counters for the merge of tiles that a line divides. A warp holds 16 rows and its part of the
@@ -155,6 +163,14 @@ impl LineMerge {
             k.guarded(elected, |k| k.st(counter, zero));
             softmax.reset(k, o);
             let next = k.mov(0);
+            if in_pieces(o, self.lane_rows) {
+                return k.do_while(|k| {
+                    let from = place(k, next);
+                    softmax.add_part(k, o, from);
+                    k.add_to(next, next, 1);
+                    k.setp_u(CmpOp::Le, next, others)
+                });
+            }
             k.do_while(|k| {
                 let parts: Vec<R32> = (0..at_once).map(|number| k.add(next, number)).collect();
                 let load = |&part: &R32| {

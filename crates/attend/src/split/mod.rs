@@ -6,6 +6,7 @@ mod fixed;
 mod line;
 mod merge;
 mod partials;
+mod shared_max;
 mod stream_k;
 
 pub use exchange::{Division, Exchange, WarpgroupPlace};
@@ -13,4 +14,5 @@ pub use fixed::FixedMerge;
 pub use line::LineMerge;
 pub use merge::merge_bytes;
 pub use partials::{Partials, SplitRow};
+pub use shared_max::SharedRowMax;
 pub use stream_k::StreamKMerge;

@@ -165,7 +165,7 @@ impl OnlineSoftmax {
     }
 
     /// Adds a part written by [`OnlineSoftmax::write`].
-    fn add_part(&self, k: &mut Builder, o: &AccTile, from: Global) {
+    pub(super) fn add_part(&self, k: &mut Builder, o: &AccTile, from: Global) {
         let part: [F32; 4] = k.ld_vec(from);
         let weights = self.take_statistics(k, &part);
         for n in 0..o.n_tiles() {

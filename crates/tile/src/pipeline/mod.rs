@@ -3,6 +3,7 @@
 mod barriers;
 mod handover;
 mod mbarrier;
+mod pair;
 mod ping_pong;
 mod relay;
 mod roles;
@@ -12,6 +13,7 @@ mod vote;
 pub use barriers::{Pipeline, TileRing};
 pub use handover::Handover;
 pub use mbarrier::{Mbarriers, PipelineState};
+pub use pair::WarpgroupPair;
 pub use ping_pong::{PingPong, Turns};
 pub use relay::Relay;
 pub use roles::{Consumer, Roles};
