@@ -47,7 +47,13 @@ fn wide_heads_in_pages_and_lengths_around_them() {
 }
 
 /// A problem of latent attention: one KV head, rows of 576 elements, of which the first 512 are the value.
-fn latent(batch: usize, heads: usize, (rows, keys): (usize, usize), page: usize, dtype: DType) -> Problem {
+pub(crate) fn latent(
+    batch: usize,
+    heads: usize,
+    (rows, keys): (usize, usize),
+    page: usize,
+    dtype: DType,
+) -> Problem {
     let problem = problem(batch, heads, (rows, keys), page, (576, dtype));
     let problem = Problem { heads_q: heads, heads_kv: 1, ..problem }.with_layout(Layout::Bshd);
     let problem = match page {

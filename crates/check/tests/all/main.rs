@@ -9,6 +9,7 @@ mod common;
 mod continued;
 mod cuda;
 mod decode;
+mod decode_warpgroups;
 mod decode_wide;
 mod diagnosis;
 mod draws;

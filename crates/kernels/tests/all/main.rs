@@ -6,6 +6,7 @@ mod bands;
 mod cache;
 mod common;
 mod decode_fp8;
+mod decode_warpgroups;
 mod decode_wide;
 mod emit;
 mod far;

@@ -5,7 +5,7 @@ use problem::{Problem, Tensor};
 use ptx::{Builder, R32, TensorMapPtr};
 use tile::SwizzledTile;
 
-use super::plan::{DecodePlan, NAME};
+use super::plan::{DecodePlan, NAME, ProductUnit};
 use super::slices::Slice;
 use crate::contract::Contract;
 use crate::error::accept;
@@ -14,7 +14,7 @@ use crate::forward::lengths::{batch_rows, check_ragged};
 use crate::{Arch, Dims, PlanError};
 
 /// Rows of the swizzle atom, which a box must not cut.
-const ATOM_ROWS: usize = 8;
+pub(super) const ATOM_ROWS: usize = 8;
 
 /// The tensor map of K or V, and the rows from one page to the next.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +27,12 @@ impl PageBoxes {
     pub fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, plan: &DecodePlan) -> [Self; 2] {
         let names = ["k_page_rows", "v_page_rows"];
         let slices = plan.slices(problem);
+        if plan.products == ProductUnit::Warpgroup {
+            let tile = DecodePlan::part_of_block(problem.storage.pages().map(|pages| pages.rows as u32));
+            let map = declare_map(k, c, problem, (Tensor::K, tile));
+            return [PageBoxes { map, page_rows: c.u32(k, names[0], batch_rows(problem, Tensor::K) as u32) };
+                2];
+        }
         std::array::from_fn(|i| {
             let tensor = slices[i].tensor;
             let pages = problem.storage.pages().map_or(1, |pages| pages.rows as u32);
@@ -67,13 +73,19 @@ impl DecodePlan {
         for tensor in [Tensor::K, Tensor::V] {
             check_tensor_map(problem, tensor, NAME)?;
             check_ragged(problem, tensor, NAME)?;
-            let ([pages, heads, ..], strides) = (problem.extents(tensor), problem.strides(tensor));
-            let repeats = pages > 1 && strides.batch == 0 || heads > 1 && strides.head == 0;
-            if repeats {
-                let (stride, accepted) = (format!("{} stride", tensor.name()), "other strides with TMA");
-                return Err(PlanError::unsupported(NAME, stride, 0, accepted));
-            }
+            check_repeats(problem, tensor)?;
         }
         Ok(())
     }
+}
+
+/// Refuses batch entries, pages or heads that repeat: a tensor map has a dimension for each.
+pub(super) fn check_repeats(problem: &Problem, tensor: Tensor) -> Result<(), PlanError> {
+    let ([pages, heads, ..], strides) = (problem.extents(tensor), problem.strides(tensor));
+    let repeats = pages > 1 && strides.batch == 0 || heads > 1 && strides.head == 0;
+    if repeats {
+        let (stride, accepted) = (format!("{} stride", tensor.name()), "other strides with TMA");
+        return Err(PlanError::unsupported(NAME, stride, 0, accepted));
+    }
+    Ok(())
 }

@@ -1,29 +1,24 @@
 //! The generator of the `decode` family.
 
-use attend::{
-    BlockScores, Bound, Coverage, KeyBand, Lengths, LineMerge, Masker, OnlineSoftmax, RowRange, ScoreChain,
-    Sinks, Softcap, store_lse_at,
-};
+use attend::{BlockScores, Coverage, KeyBand, Lengths, Masker, OnlineSoftmax, ScoreChain, Softcap};
 use problem::{DType, Operand, OperandMap, Problem, Tensor};
-use ptx::{
-    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, Shared, SpecialReg, Type,
-};
+use ptx::{Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared};
 use tile::{
-    AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, Pieces, Sign, SwizzledTile, Threads,
-    WarpSum, mma_ab, mma_ab_widened, mma_abt, mma_abt_onto, mma_abt_widened, warp_vectors,
+    AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, Sign, SwizzledTile, Threads, WarpSum,
+    mma_ab, mma_ab_widened, mma_abt, mma_abt_onto, mma_abt_widened, warp_vectors,
 };
 
 use super::DecodePlan;
 use super::boxes::PageBoxes;
-use super::line::{KeyLine, LineCursor};
-use super::plan::ROWS;
+use super::line::LineCursor;
+use super::plan::{ProductUnit, ROWS};
 use super::ring::Ring;
 use super::slices::{Slice, values_tile};
+use super::tiles::LineTiles;
+use super::warpgroups::Warpgroups;
 use crate::contract::Contract;
 use crate::draft::Draft;
-use crate::forward::contract::{
-    declare_band, declare_head_strides, declare_softcap, factor_or_one, half, lse_of_row, row_of_output,
-};
+use crate::forward::contract::{declare_band, declare_head_strides, declare_softcap, factor_or_one};
 use crate::forward::descale::{HeadPlace, ScoreDescale, ValueDescale};
 use crate::forward::lengths::{PageTable, declare_lengths};
 use crate::{Arch, Baked};
@@ -54,6 +49,10 @@ impl DecodePlan {
             overlapping: self.overlapping,
             ..Launch::new(Dim3(ctas, 1, 1), Dim3(self.threads(), 1, 1))
         };
+        if self.products == ProductUnit::Warpgroup {
+            let body = move |k: &mut Builder| Warpgroups::new(k, self, baked, params).body(k);
+            return vec![Draft::new(k, contract, (ENTRY, launch), arch.full_target(), body)];
+        }
         let body = move |k: &mut Builder| {
             let decode = Decode::new(k, self, baked, params);
             decode.body(k);
@@ -71,25 +70,26 @@ pub(super) struct TensorStart {
 }
 
 /// The kernel's parameters.
+#[derive(Clone)]
 pub(super) struct DecodeParams {
     pub tensors: OperandMap<TensorStart>,
-    lse: Option<Global>,
-    sinks: Option<Global>,
-    batch: R32,
-    heads_kv: R32,
-    seq_q: R32,
-    seq_kv: R32,
-    lengths: Option<Lengths>,
+    pub lse: Option<Global>,
+    pub sinks: Option<Global>,
+    pub batch: R32,
+    pub heads_kv: R32,
+    pub seq_q: R32,
+    pub seq_kv: R32,
+    pub lengths: Option<Lengths>,
     pub pages: Option<PageTable>,
     /// How TMA copies K and V, if it does.
     pub boxes: Option<[PageBoxes; 2]>,
-    factor: F32,
-    band: KeyBand,
-    softcap: Option<Softcap>,
+    pub factor: F32,
+    pub band: KeyBand,
+    pub softcap: Option<Softcap>,
     score_descale: Option<ScoreDescale>,
-    value_descale: Option<ValueDescale>,
-    parts: Global,
-    counters: Global,
+    pub value_descale: Option<ValueDescale>,
+    pub parts: Global,
+    pub counters: Global,
     /// Parts for which a CTA has room, if keys are cut at fixed pieces.
     pub slots: Option<R32>,
 }
@@ -141,21 +141,10 @@ impl DecodeParams {
     }
 }
 
-/// State of the CTA in registers, with the values known at emission.
+/// State of a CTA whose warps multiply by `mma.sync`.
 pub(super) struct Decode<'a> {
-    pub plan: &'a DecodePlan,
-    pub baked: &'a Baked,
-    pub params: DecodeParams,
-    /// The type of O.
-    half: Half,
-    /// The type of Q and P in products: f16 with an 8-bit cache.
-    product: Half,
-    /// The pair types of 8-bit keys and values.
-    narrow: Option<[Type; 2]>,
-    pub threads: Threads,
-    pub line: KeyLine,
-    pieces: Pieces,
-    cta: R32,
+    /// The CTA's tiles of rows.
+    pub tiles: LineTiles<'a>,
     pub ring: Ring,
     /// Memory through which warps merge.
     pub room: Shared,
@@ -163,8 +152,6 @@ pub(super) struct Decode<'a> {
     sum: Option<WarpSum>,
     /// The lane's place for the fragments of Q, if they are not in registers.
     queries: Option<Shared>,
-    /// The index of the warp among those that divide the keys of a block, or the head dims.
-    pub part: R32,
     /// The thread's position among the warps that divide the keys of a block.
     key_threads: Threads,
     pub slices: [Slice; 2],
@@ -190,27 +177,7 @@ impl<'a> Decode<'a> {
     fn new(k: &mut Builder, plan: &'a DecodePlan, baked: &'a Baked, params: DecodeParams) -> Decode<'a> {
         let parts = if plan.dim_warps == 1 { plan.warps } else { plan.dim_warps };
         let threads = Threads::new(k, plan.threads(), parts);
-        if plan.overlapping {
-            k.griddep_launch_dependents();
-            k.griddep_wait();
-        }
-        let line = KeyLine {
-            lengths: params.lengths,
-            batch: params.batch,
-            heads_kv: params.heads_kv,
-            seq_q: params.seq_q,
-            seq_kv: params.seq_kv,
-            band: params.band,
-            group: baked.group_size(),
-            rows: plan.rows(),
-            block_n: plan.block_n(),
-            piece: plan.piece.map(|keys| keys / plan.block_n()),
-            lane: threads.lane,
-        };
-        let (pieces, takers) = line.cut(k, plan.least_blocks);
-        let cta = k.special(SpecialReg::CtaidX);
-        let beyond = k.setp_u(CmpOp::Ge, cta, takers);
-        k.exit_if(beyond);
+        let tiles = LineTiles::new(k, (plan, baked), params, threads);
         let shared = k.dynamic_shared(if plan.tma { SwizzledTile::ALIGNMENT } else { 128 });
         let slices = plan.slices(baked);
         let queries = plan.query_bytes(baked).map(|bytes| {
@@ -218,20 +185,10 @@ impl<'a> Decode<'a> {
             let of_warp = k.shared_index(start, threads.warp, bytes);
             k.shared_index(of_warp, threads.lane, 16)
         });
-        let narrow = narrow_types(baked);
         Decode {
-            plan,
-            baked,
-            half: half(baked),
-            product: if narrow.is_some() { Half::F16 } else { half(baked) },
-            narrow,
-            line,
-            pieces,
-            cta,
             ring: Ring::new(k, plan, baked, &threads, shared),
             room: shared.at(plan.ring_bytes(baked).into()),
             queries,
-            part: threads.part.unwrap_or_else(|| k.mov(0)),
             keys: slices
                 .into_iter()
                 .filter(|slice| slice.tensor == Tensor::K)
@@ -244,20 +201,19 @@ impl<'a> Decode<'a> {
             }),
             slices,
             key_threads: if plan.dim_warps == 1 { threads } else { threads.of_all_columns() },
-            threads,
-            params,
+            tiles,
         }
     }
 
     /// The kernel: the blocks of the CTA's piece, one after the other. Loads are `stages − 1` blocks ahead.
     fn body(&self, k: &mut Builder) {
-        let start = self.pieces.start(k, self.cta);
-        let next = k.add(self.cta, 1);
-        let end = self.pieces.start(k, next);
+        let start = self.tiles.pieces.start(k, self.tiles.cta);
+        let next = k.add(self.tiles.cta, 1);
+        let end = self.tiles.pieces.start(k, next);
         let left = k.sub(end, start);
         let none = k.setp_u(CmpOp::Eq, left, 0);
         k.exit_if(none);
-        let at = self.line.find(k, start);
+        let at = self.tiles.line.find(k, start);
         let (ahead, to_load) = (at.owned(k), k.mov(left));
         self.request_first(k, &ahead, to_load);
         let stage = k.mov(0);
@@ -265,7 +221,7 @@ impl<'a> Decode<'a> {
         let tile = self.tile(k);
         self.load_queries_of(k, &at, &tile);
         self.begin_tile(k, &at, &tile);
-        if self.plan.piece.is_some() {
+        if self.tiles.plan.piece.is_some() {
             return self.pieces(k, [&at, &ahead], &tile, (left, to_load, block));
         }
         k.do_while(|k| {
@@ -287,8 +243,8 @@ impl<'a> Decode<'a> {
 
     /// Registers of a tile, before its first block.
     fn tile(&self, k: &mut Builder) -> TileState {
-        let [_, columns] = self.plan.warp_columns(self.baked);
-        let softmax = self.softmax(k);
+        let [_, columns] = self.tiles.plan.warp_columns(self.tiles.baked);
+        let softmax = self.tiles.softmax(k);
         TileState {
             q: if self.queries.is_some() { Vec::new() } else { self.fragments(k) },
             o: AccTile::zero(k, ROWS, columns),
@@ -298,49 +254,10 @@ impl<'a> Decode<'a> {
         }
     }
 
-    /// Registers of a softmax before its first block.
-    pub(super) fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {
-        OnlineSoftmax::new(k, self.product, self.plan.rescale, self.params.factor, ROWS, None)
-            .of_wide(self.baked.wide)
-    }
-
     /// Registers for the fragments of Q.
     fn fragments(&self, k: &mut Builder) -> Vec<[R32; 4]> {
-        let [columns, _] = self.plan.warp_columns(self.baked);
+        let [columns, _] = self.tiles.plan.warp_columns(self.tiles.baked);
         (0..columns / 16).map(|_| std::array::from_fn(|_| k.mov(0))).collect()
-    }
-
-    /// The rows of the tile under the cursor, packed.
-    fn rows(&self, k: &mut Builder, at: &LineCursor) -> RowRange {
-        RowRange {
-            first: k.mul(at.tile, self.plan.rows()),
-            rows: self.plan.rows(),
-            seq_q: at.entry.q.len,
-            seq_kv: at.entry.kv.len,
-            heads: self.baked.group_size(),
-        }
-    }
-
-    /// The first of the warp's 16 rows.
-    fn own_rows(&self, k: &mut Builder, rows: &RowRange) -> R32 {
-        if self.plan.tiles() == 1 { rows.first } else { k.mad(self.threads.row_warp, ROWS, rows.first) }
-    }
-
-    /// The batch entry, the query head and the row in the tensor of the lane's row `below` of the tile, and
-    /// whether the row exists.
-    fn place(&self, k: &mut Builder, at: &LineCursor, rows: &RowRange, below: u32) -> ([R32; 3], Pred) {
-        let first = self.own_rows(k, rows);
-        let row = k.add(first, self.threads.quad);
-        let row = k.add(row, below);
-        let all = k.mul(rows.seq_q, rows.heads);
-        let exists = k.setp_u(CmpOp::Lt, row, all);
-        let [head, position] = rows.head_and_position(k, at.head, row);
-        ([self.entry_of_queries(k, at), head, at.entry.q.row(k, position)], exists)
-    }
-
-    /// The batch index in Q, O and the LSE: 0 for packed queries.
-    fn entry_of_queries(&self, k: &mut Builder, at: &LineCursor) -> R32 {
-        if self.baked.lengths.q.packed.is_some() { k.mov(0) } else { at.batch }
     }
 
     /// Loads the queries of the tile under the cursor into the tile's registers, or into shared memory.
@@ -371,21 +288,31 @@ impl<'a> Decode<'a> {
         for (row, &factor) in (0..).zip(&tile.scores) {
             s.scale_row(k, row, factor);
         }
-        let rows = self.rows(k, at);
-        let mask = Masker::new(k, &self.params.band, &self.key_threads, &rows, ROWS, self.plan.warp_keys);
-        let chain =
-            ScoreChain { softcap: self.params.softcap.as_ref(), mask: Some(&mask), ..ScoreChain::default() };
+        let rows = self.tiles.rows(k, at);
+        let mask = Masker::new(
+            k,
+            &self.tiles.params.band,
+            &self.key_threads,
+            &rows,
+            ROWS,
+            self.tiles.plan.warp_keys,
+        );
+        let chain = ScoreChain {
+            softcap: self.tiles.params.softcap.as_ref(),
+            mask: Some(&mask),
+            ..ScoreChain::default()
+        };
         let partial = BlockScores::in_place(Coverage::Partial);
-        let origin = k.mul(at.block, self.plan.block_n());
+        let origin = k.mul(at.block, self.tiles.plan.block_n());
         chain.transform(k, &s, &partial, |_| origin);
-        let hides = self.is_partial(k, at, &rows);
+        let hides = self.tiles.is_partial(k, at, &rows);
         k.if_(hides, |k| chain.hide(k, &s, &partial, |_| origin)); // −∞ where a row sees no key
         tile.softmax.update(k, &s, &tile.o); // m = max(m, S·c); O, l rescaled
         let p = tile.softmax.probabilities(k, &s); // P = exp2(S·c − m); l += Σ P
         let values = tiles[values_tile(&self.slices)];
         let value = OperandB { tile: self.value.open(k, values), tail: None };
-        match self.narrow {
-            None => mma_ab(k, MmaType::Half(self.product), &p, &value, &tile.o), // O += P V
+        match self.tiles.narrow {
+            None => mma_ab(k, MmaType::Half(self.tiles.product), &p, &value, &tile.o), // O += P V
             Some([_, of_values]) => mma_ab_widened(k, of_values, &p, &value.tile, &tile.o),
         }
     }
@@ -400,11 +327,11 @@ impl<'a> Decode<'a> {
             let q = match self.queries {
                 None => {
                     let of_slice = &tile.q[step as usize..(step + steps) as usize];
-                    OperandA::in_registers(self.product, of_slice)
+                    OperandA::in_registers(self.tiles.product, of_slice)
                 }
-                Some(room) => OperandA::of_lanes(self.product, steps, room.at(warp_vectors(step))),
+                Some(room) => OperandA::of_lanes(self.tiles.product, steps, room.at(warp_vectors(step))),
             };
-            match (&s, self.narrow) {
+            match (&s, self.tiles.narrow) {
                 (Some(s), _) => mma_abt_onto(k, &q, &key, s),
                 (None, None) => s = Some(mma_abt(k, &q, &key)),
                 (None, Some([of_keys, _])) => s = Some(mma_abt_widened(k, of_keys, &q, &key.tile)),
@@ -414,29 +341,15 @@ impl<'a> Decode<'a> {
         s.expect("a warp has columns of K")
     }
 
-    /// Whether some row of the tile does not see some key of the block.
-    fn is_partial(&self, k: &mut Builder, at: &LineCursor, rows: &RowRange) -> Pred {
-        let bound = Bound::new(k, &self.params.band, rows, self.plan.block_n(), false);
-        let full_to = bound.full_to.unwrap_or(bound.end);
-        let above = k.setp_s(CmpOp::Ge, at.block, full_to);
-        match bound.lower.and_then(|lower| lower.full_from) {
-            None => above,
-            Some(full_from) => {
-                let below = k.setp_s(CmpOp::Lt, at.block, full_from);
-                k.or_pred(above, below)
-            }
-        }
-    }
-
     /// Loads the tile's rows of Q as fragments of A (PTX ISA, "Matrix Fragments for mma.m16n8k16"), or in the
     /// order of [`mma_abt_widened`]. Rows that do not exist are zeros.
     fn load_queries(&self, k: &mut Builder, at: &LineCursor, q: &[[R32; 4]], scores: &[F32]) {
-        let rows = self.rows(k, at);
+        let rows = self.tiles.rows(k, at);
         for below in [0, 8] {
-            let (place, exists) = self.place(k, at, &rows, below);
-            let from = self.row_of(k, Tensor::Q, place);
-            let (size, apart) = if self.narrow.is_some() { (4, 4) } else { (2, 16) };
-            let from = k.index(from, self.threads.column, size);
+            let (place, exists) = self.tiles.place(k, at, &rows, below);
+            let from = self.tiles.row_of(k, Tensor::Q, place);
+            let (size, apart) = if self.tiles.narrow.is_some() { (4, 4) } else { (2, 16) };
+            let from = k.index(from, self.tiles.threads.column, size);
             let mut left = q.iter();
             let mut words: Vec<(Global, R32)> = Vec::new();
             for &(slice, _) in &self.keys {
@@ -450,16 +363,16 @@ impl<'a> Decode<'a> {
             for &(_, word) in &words {
                 k.mov_to(word, 0);
             }
-            if self.baked.sign != Sign::Clear {
+            if self.tiles.baked.sign != Sign::Clear {
                 k.guarded(exists, |k| words.iter().for_each(|&(from, word)| self.load_pair(k, word, from)));
             }
-            if self.baked.sign == Sign::Negate {
+            if self.tiles.baked.sign == Sign::Negate {
                 words.iter().for_each(|&(_, word)| k.xor_to(word, word, 0x8000_8000u32));
             }
             if let Some(&factor) = scores.get((below / 8) as usize) {
                 let words: Vec<R32> = words.iter().map(|&(_, word)| word).collect();
                 let inverse = (self.half_of_queries() == Half::Bf16).then(|| narrow_row(k, &words));
-                let descale = self.params.score_descale.map(|descale| {
+                let descale = self.tiles.params.score_descale.map(|descale| {
                     descale.load(k, HeadPlace { batch: at.batch, key_head: at.head, head: None })
                 });
                 let both = inverse.zip(descale).map(|(a, b)| k.mul(a, b));
@@ -470,18 +383,18 @@ impl<'a> Decode<'a> {
 
     /// The type of Q, which has 16 bits.
     fn half_of_queries(&self) -> Half {
-        if self.baked.dims.dtypes.q == DType::Bf16 { Half::Bf16 } else { Half::F16 }
+        if self.tiles.baked.dims.dtypes.q == DType::Bf16 { Half::Bf16 } else { Half::F16 }
     }
 
     /// Whether scores are multiplied by factors of their rows.
     fn scales_scores(&self) -> bool {
-        let narrows = self.narrow.is_some() && self.half_of_queries() == Half::Bf16;
-        narrows || self.params.score_descale.is_some()
+        let narrows = self.tiles.narrow.is_some() && self.half_of_queries() == Half::Bf16;
+        narrows || self.tiles.params.score_descale.is_some()
     }
 
     /// Loads two neighbouring elements, one by one if they may lie at odd addresses.
     fn load_pair(&self, k: &mut Builder, word: R32, from: Global) {
-        if self.plan.copy != CopyMode::Elements {
+        if self.tiles.plan.copy != CopyMode::Elements {
             return k.ld_to(word, from);
         }
         let [low, high] = [0, 2].map(|bytes| k.ld(from.at(bytes)));
@@ -489,115 +402,29 @@ impl<'a> Decode<'a> {
         k.mov_to(word, pair);
     }
 
-    /// Stores two neighbouring elements, one by one if they may lie at odd addresses.
-    fn store_pair(&self, k: &mut Builder, to: Global, pair: R32) {
-        if self.plan.copy != CopyMode::Elements {
-            return k.st(to, pair);
-        }
-        for (bytes, element) in [0, 2].into_iter().zip(k.split16(pair)) {
-            k.st(to.at(bytes), element);
-        }
-    }
-
-    /// The address of a row of Q or O.
-    fn row_of(&self, k: &mut Builder, tensor: Tensor, place: [R32; 3]) -> Global {
-        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
-        if tensor == Tensor::Out {
-            return row_of_output(k, self.baked, (start, [batch_bytes, head_bytes]), place);
-        }
-        let [batch, head, row] = place.map(|n| k.zext(n));
-        let of_batch = k.mad(batch, batch_bytes, start.base);
-        let of_head = k.mad(head, head_bytes, of_batch);
-        Global { base: k.mad(row, self.baked.row_bytes(tensor), of_head), ..start }
-    }
-
     /// After the last block of a tile or of the piece: advances to the next block and begins its tile.
     /// Before, merges the warps, then the CTAs that divide the tile, and stores the tile if it is complete.
     /// `block` is the block's place on the line, and `left` the number of blocks after it.
     fn end_of_tile(&self, k: &mut Builder, at: &LineCursor, tile: &TileState, (block, left): (R32, R32)) {
         let done = at.owned(k);
-        self.line.advance(k, at);
+        self.tiles.line.advance(k, at);
         let more = k.setp_u(CmpOp::Ne, left, 0);
         // Queries in registers that are not converted arrive during the merge.
-        let early = self.queries.is_none() && self.narrow.is_none();
+        let early = self.queries.is_none() && self.tiles.narrow.is_none();
         if early {
             k.if_(more, |k| self.load_queries_of(k, at, tile));
         }
         // The warps have read what they merged before.
-        if self.plan.warps > 1 && self.plan.dim_warps == 1 {
+        if self.tiles.plan.warps > 1 && self.tiles.plan.dim_warps == 1 {
             k.bar_sync();
         }
         let (softmax, o) = tile.softmax.clone().merge(k, &self.key_threads, &tile.o, self.room);
-        let blocks = k.sub(done.entry.end, done.entry.from);
-        let before = k.sub(done.block, done.entry.from);
-        let next = k.add(done.block, 1);
-        let ends = k.setp_s(CmpOp::Ge, next, done.entry.end);
-        let whole = k.setp_s_and(CmpOp::Eq, tile.from, done.entry.from, ends);
-        let complete: R32 = k.selp(1, 0, whole);
-        let divided = k.not_pred(whole);
-        k.if_(divided, |k| {
-            let first = k.sub(block, before);
-            let end = k.add(first, blocks);
-            let last = k.sub(end, 1);
-            let merged = self.merge().join(k, &self.threads, [first, last], &softmax, &o);
-            k.selp_to(complete, 1, 0, merged);
-        });
-        let complete = k.setp_u(CmpOp::Ne, complete, 0);
-        k.if_(complete, |k| self.store(k, &done, &softmax, &o));
+        self.tiles.finish(k, &done, (tile.from, block), (&softmax, &o));
         if !early {
             k.if_(more, |k| self.load_queries_of(k, at, tile));
         }
         self.begin_tile(k, at, tile);
     }
-
-    /// The buffers and counters of tiles that CTAs divide.
-    pub(super) fn merge(&self) -> LineMerge {
-        let DecodeParams { parts, counters, .. } = self.params;
-        let lane_rows = if self.baked.few_rows { 1 } else { 2 };
-        LineMerge { parts, counters, pieces: self.pieces, cta: self.cta, lane_rows }
-    }
-
-    /// Normalises the warp's columns of O and stores them, and the LSE.
-    pub(super) fn store(&self, k: &mut Builder, at: &LineCursor, softmax: &OnlineSoftmax, o: &AccTile) {
-        let rows = self.rows(k, at);
-        let sinks = self.params.sinks.map(|start| Sinks::load(k, start, at.head, &self.threads, &rows, ROWS));
-        let descale = self.params.value_descale.map(|descale| descale.load(k, [at.batch, at.head]));
-        let softmax = softmax.clone().with_output_factor(descale);
-        let finished = softmax.finish(k, o, sinks.as_ref());
-        let o = &if self.narrow.is_some() { o.in_quads() } else { o.clone() };
-        let own = o.lane_column(k, &self.threads);
-        let column = k.mad(self.part, 8 * o.n_tiles(), own);
-        for (i, below) in [(0, 0), (1, 8)] {
-            let (place, exists) = self.place(k, at, &rows, below);
-            let to = self.row_of(k, Tensor::Out, place);
-            let to = k.index(to, column, 2);
-            let row: Vec<F32> = o.row(i).collect();
-            let pairs: Vec<R32> =
-                row.chunks_exact(2).map(|pair| k.pack(self.half, pair[0], pair[1])).collect();
-            k.guarded(exists, |k| {
-                for (n, &pair) in (0..).zip(&pairs) {
-                    self.store_pair(k, to.at(2 * i64::from(o.pair_column(n))), pair);
-                }
-            });
-        }
-        let Some(lse) = self.params.lse else { return };
-        let all = k.mul(rows.seq_q, rows.heads);
-        let of_head = self.params.lengths.map_or(self.params.seq_q, |lengths| lengths.q.tensor_rows());
-        let first = self.own_rows(k, &rows);
-        store_lse_at(k, &self.threads, &finished.lse, (first, all), |k, row| {
-            let [head, position] = rows.head_and_position(k, at.head, row);
-            let position = at.entry.q.row(k, position);
-            let batch = self.entry_of_queries(k, at);
-            lse_of_row(k, self.baked, (lse, of_head), [batch, head, position])
-        });
-    }
-}
-
-/// The pair types of 8-bit keys and values.
-fn narrow_types(baked: &Baked) -> Option<[Type; 2]> {
-    let pair = |dtype| if dtype == DType::E5m2 { Type::E5m2x2 } else { Type::E4m3x2 };
-    let dtypes = baked.dims.dtypes;
-    dtypes.has_narrow_cache().then(|| [pair(dtypes.k), pair(dtypes.v)])
 }
 
 /// Rounds a row of bf16 to f16, times a power of two that takes its largest magnitude into 2^14..2^15: no

@@ -3,7 +3,7 @@
 use problem::Problem;
 use serde_json::{Value, json};
 
-use super::DecodePlan;
+use super::{DecodePlan, ProductUnit};
 use crate::Symptom;
 use crate::family::{FamilyPlan, of_plan};
 use crate::forward::contract::{default_tanh, rescale_within, tanh_gene};
@@ -62,6 +62,9 @@ impl FamilyPlan for DecodePlan {
     }
 
     fn max_registers(&self) -> Option<u32> {
+        if self.products == ProductUnit::Warpgroup {
+            return None;
+        }
         let share = Arch::REGISTERS_PER_SM / (self.threads() * self.resident_ctas).max(1);
         Some(Arch::REGISTERS_PER_THREAD.min(share))
     }
@@ -75,6 +78,13 @@ impl FamilyPlan for DecodePlan {
         self.rescale = rescale_within(self.rescale, problem.dtypes.weights());
         if problem.pass.invariant().is_some() {
             return DecodePlan::default_for(problem, arch);
+        }
+        if self.products == ProductUnit::Warpgroup {
+            return if self.check(problem, arch).is_ok() {
+                self
+            } else {
+                DecodePlan::default_for(problem, arch)
+            };
         }
         self.tma &= self.check_tma(problem, arch).is_ok();
         if matches!(self.check(problem, arch), Err(PlanError::Misaligned { .. })) {

@@ -12,7 +12,7 @@ impl Decode<'_> {
     /// Requests the first `stages − 1` blocks.
     pub(super) fn request_first(&self, k: &mut Builder, ahead: &LineCursor, to_load: R32) {
         self.find_next(k, ahead);
-        for stage in 0..self.plan.stages - 1 {
+        for stage in 0..self.tiles.plan.stages - 1 {
             let offset = k.mov(stage * self.ring.stage_bytes);
             self.request(k, ahead, to_load, (offset, Some(stage)));
         }
@@ -30,21 +30,21 @@ impl Decode<'_> {
     fn request(&self, k: &mut Builder, at: &LineCursor, to_load: R32, (stage, number): (R32, Option<u32>)) {
         let some = k.setp_u(CmpOp::Ne, to_load, 0);
         k.if_(some, |k| {
-            match self.params.boxes.zip(self.ring.barrier(k, number)) {
+            match self.tiles.params.boxes.zip(self.ring.barrier(k, number)) {
                 None => self.load(k, at, stage),
                 Some((boxes, barrier)) => {
                     self.load_boxes(k, at, boxes, (stage, barrier, number.is_none()));
                 }
             }
-            let ends = self.plan.piece.map(|_| self.line.ends_piece(k, at));
-            self.line.advance(k, at);
+            let ends = self.tiles.plan.piece.map(|_| self.tiles.line.ends_piece(k, at));
+            self.tiles.line.advance(k, at);
             match ends {
                 None => k.sub_to(to_load, to_load, 1),
                 Some(ends) => k.guarded(ends, |k| k.sub_to(to_load, to_load, 1)),
             }
             self.find_next(k, at);
         });
-        if self.params.boxes.is_none() {
+        if self.tiles.params.boxes.is_none() {
             k.cp_async_commit();
         }
     }
@@ -53,11 +53,11 @@ impl Decode<'_> {
     fn load(&self, k: &mut Builder, at: &LineCursor, stage: R32) {
         let [first, limit] = self.rows_of_warp(k, at);
         let tiles = self.ring.tiles(k, stage);
-        let whole = k.setp_s(CmpOp::Ge, limit, self.plan.copied_keys());
+        let whole = k.setp_s(CmpOp::Ge, limit, self.tiles.plan.copied_keys());
         let load = |k: &mut Builder, limit: Option<R32>| {
             for (to, (slice, copy)) in tiles.into_iter().zip(&self.ring.copies) {
                 let to = self.own_keys(k, to, *slice);
-                match self.params.pages {
+                match self.tiles.params.pages {
                     None => self.load_strided(k, (*slice, copy, to), at, (first, limit)),
                     Some(_) => self.load_paged(k, (*slice, copy, to), at, limit),
                 }
@@ -76,16 +76,16 @@ impl Decode<'_> {
         (stage, barrier, was_read): (R32, Shared, bool),
     ) {
         let [_, limit] = self.rows_of_warp(k, at);
-        let page_rows = self.baked.pages.unwrap_or(1);
+        let page_rows = self.tiles.baked.pages.unwrap_or(1);
         let parts: Vec<_> = (boxes.iter())
             .zip(self.slices)
             .map(|(boxes, slice)| {
-                let tile = self.plan.boxes(slice, page_rows);
+                let tile = self.tiles.plan.boxes(slice, page_rows);
                 let places = (0..tile.boxes).map(|i| self.place_of_box(k, boxes, &tile, (i, limit)));
                 let places: Vec<_> = places.collect();
-                let column = match self.plan.dim_warps {
+                let column = match self.tiles.plan.dim_warps {
                     1 => k.mov(0),
-                    _ => k.mad(self.part, slice.columns, slice.first),
+                    _ => k.mad(self.tiles.part, slice.columns, slice.first),
                 };
                 (tile, boxes.map, column, places)
             })
@@ -155,7 +155,7 @@ impl Decode<'_> {
         limit: Option<R32>,
     ) {
         let own = self.row_at(k, slice, at, self.ring.next);
-        let row_bytes = self.baked.row_bytes(slice.tensor);
+        let row_bytes = self.tiles.baked.row_bytes(slice.tensor);
         let together = self.rows_together(at);
         let mut begun: Option<(u32, Global)> = None;
         copy.load_from(k, to, limit, |k, first, row| {
@@ -179,8 +179,8 @@ impl Decode<'_> {
 
     /// Rows of a warp's tile that always lie in one page, a power of two.
     fn rows_together(&self, at: &LineCursor) -> u32 {
-        match (self.params.pages, at.entry.kv.start) {
-            (Some(pages), None) => (1 << pages.rows().trailing_zeros()).min(self.plan.copied_keys()),
+        match (self.tiles.params.pages, at.entry.kv.start) {
+            (Some(pages), None) => (1 << pages.rows().trailing_zeros()).min(self.tiles.plan.copied_keys()),
             _ => 1,
         }
     }
@@ -188,20 +188,20 @@ impl Decode<'_> {
     /// The first row of a block that the warp loads, and the number of rows from there to the end of the
     /// sequence.
     fn rows_of_warp(&self, k: &mut Builder, at: &LineCursor) -> [R32; 2] {
-        let origin = k.mul(at.block, self.plan.block_n());
-        let first = match self.plan.dim_warps {
-            1 => k.mad(self.part, self.plan.warp_keys, origin),
-            _ if self.plan.tiles() == 1 => origin,
-            _ => k.mad(self.threads.row_warp, self.plan.copied_keys(), origin),
+        let origin = k.mul(at.block, self.tiles.plan.block_n());
+        let first = match self.tiles.plan.dim_warps {
+            1 => k.mad(self.tiles.part, self.tiles.plan.warp_keys, origin),
+            _ if self.tiles.plan.tiles() == 1 => origin,
+            _ => k.mad(self.tiles.threads.row_warp, self.tiles.plan.copied_keys(), origin),
         };
         [first, k.sub(at.entry.kv.len, first)]
     }
 
     /// Finds the place of the lane's row in the block to request next.
     fn find_next(&self, k: &mut Builder, at: &LineCursor) {
-        let Some(table) = self.params.pages else { return };
+        let Some(table) = self.tiles.params.pages else { return };
         let [first, _] = self.rows_of_warp(k, at);
-        let row = k.add(first, self.threads.lane);
+        let row = k.add(first, self.tiles.threads.lane);
         // Rows beyond the keys stand for the last row, which is in the page table; they are not read.
         let [row, past] = [row, at.entry.kv.len].map(|row| at.entry.kv.row(k, row));
         let past = k.max_s(past, 1);
@@ -217,30 +217,30 @@ impl Decode<'_> {
     /// its index there.
     fn row_at(&self, k: &mut Builder, slice: Slice, at: &LineCursor, place: [R32; 2]) -> Global {
         let tensor = slice.tensor;
-        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
+        let TensorStart { start, batch_bytes, head_bytes } = self.tiles.params.tensors[tensor.into()];
         let [head, entry, row] = [at.head, place[0], place[1]].map(|n| k.zext(n));
         let of_head = k.mad(head, head_bytes, start.base);
         let of_entry = k.mad(entry, batch_bytes, of_head);
-        let row = Global { base: k.mad(row, self.baked.row_bytes(tensor), of_entry), ..start };
+        let row = Global { base: k.mad(row, self.tiles.baked.row_bytes(tensor), of_entry), ..start };
         self.in_row(k, row, slice)
     }
 
     /// The first of the keys in a tile that the warp copies.
     fn own_keys(&self, k: &mut Builder, tile: Shared, slice: Slice) -> Shared {
-        if self.plan.tiles() == 1 {
+        if self.tiles.plan.tiles() == 1 {
             return tile;
         }
-        let pitch = self.plan.layout(slice).pitch();
-        k.shared_index(tile, self.threads.row_warp, self.plan.copied_keys() * pitch)
+        let pitch = self.tiles.plan.layout(slice).pitch();
+        k.shared_index(tile, self.tiles.threads.row_warp, self.tiles.plan.copied_keys() * pitch)
     }
 
     /// The warp's first element of a slice in a row of the tensor, or in a row of Q, whose columns are those
     /// of K.
     pub(super) fn in_row(&self, k: &mut Builder, row: Global, slice: Slice) -> Global {
-        if self.plan.dim_warps == 1 {
+        if self.tiles.plan.dim_warps == 1 {
             return row;
         }
-        k.index(row, self.part, slice.columns * slice.bytes).at((slice.first * slice.bytes).into())
+        k.index(row, self.tiles.part, slice.columns * slice.bytes).at((slice.first * slice.bytes).into())
     }
 }
 

@@ -67,5 +67,7 @@ mod pieces;
 mod plan;
 mod ring;
 mod slices;
+mod tiles;
+mod warpgroups;
 
-pub use plan::DecodePlan;
+pub use plan::{DecodePlan, ProductUnit};

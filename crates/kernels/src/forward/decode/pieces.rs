@@ -24,14 +24,14 @@ impl Decode<'_> {
         tile: &TileState,
         (left, to_load, piece): (R32, R32, R32),
     ) {
-        let columns = self.baked.head_dim_v() / self.plan.warps;
-        let joined = Joined { o: AccTile::zero(k, ROWS, columns), softmax: self.softmax(k) };
+        let columns = self.tiles.baked.head_dim_v() / self.tiles.plan.warps;
+        let joined = Joined { o: AccTile::zero(k, ROWS, columns), softmax: self.tiles.softmax(k) };
         let stage = k.mov(0);
         k.do_while(|k| {
             self.ring.wait(k);
             self.request_next(k, ahead, to_load, stage);
             self.visit(k, at, tile, stage);
-            let ends = self.line.ends_piece(k, at);
+            let ends = self.tiles.line.ends_piece(k, at);
             let end = |k: &mut Builder| {
                 k.sub_to(left, left, 1);
                 self.end_of_piece(k, at, (tile, &joined), (piece, left));
@@ -54,12 +54,12 @@ impl Decode<'_> {
         (piece, left): (R32, R32),
     ) {
         let done = at.owned(k);
-        self.line.advance(k, at);
+        self.tiles.line.advance(k, at);
         // The warps have read what they merged before.
-        if self.plan.warps > 1 {
+        if self.tiles.plan.warps > 1 {
             k.bar_sync();
         }
-        let (softmax, o) = tile.softmax.clone().merge(k, &self.threads, &tile.o, self.room);
+        let (softmax, o) = tile.softmax.clone().merge(k, &self.tiles.threads, &tile.o, self.room);
         joined.softmax.merge_piece(k, &joined.o, (&softmax, &o));
         tile.softmax.reset(k, &tile.o);
         let next = k.add(done.block, 1);
@@ -80,7 +80,7 @@ impl Decode<'_> {
                 for &element in joined.o.tiles().iter().flatten() {
                     k.add_to(element, element, 0.0f32);
                 }
-                self.store(k, &done, &joined.softmax, &joined.o);
+                self.tiles.store(k, &done, &joined.softmax, &joined.o);
             });
             joined.softmax.reset(k, &joined.o);
         });
@@ -93,14 +93,14 @@ impl Decode<'_> {
 
     /// Leaves the joined pieces as a part. Sets `complete` to 1 if they are now those of the whole tile.
     fn join(&self, k: &mut Builder, done: &LineCursor, joined: &Joined, (piece, complete): (R32, R32)) {
-        let Some(slots) = self.params.slots else { return };
-        let before = self.line.piece_of_tile(k, &done.entry, done.block);
+        let Some(slots) = self.tiles.params.slots else { return };
+        let before = self.tiles.line.piece_of_tile(k, &done.entry, done.block);
         let first = k.sub(piece, before);
         let end = k.sub(done.entry.end, 1);
-        let after = self.line.piece_of_tile(k, &done.entry, end);
+        let after = self.tiles.line.piece_of_tile(k, &done.entry, end);
         let last = k.add(first, after);
-        let merge = FixedMerge { line: self.merge(), slots };
-        let merged = merge.join(k, &self.threads, ([first, last], piece), &joined.softmax, &joined.o);
+        let merge = FixedMerge { line: self.tiles.merge(), slots };
+        let merged = merge.join(k, &self.tiles.threads, ([first, last], piece), &joined.softmax, &joined.o);
         k.selp_to(complete, 1, 0, merged);
     }
 }

@@ -5,6 +5,7 @@ use problem::Problem;
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, Mbarriers, WARP_VECTOR_BYTES, WarpSum};
 
+use super::warpgroups;
 use crate::error::accept;
 use crate::forward::contract::{check_rescale, default_tanh, is_half, out_half};
 use crate::forward::lengths::check_lengths;
@@ -21,9 +22,23 @@ const MOST_LATENT_ROWS: usize = 128;
 /// The family's name in errors.
 pub(super) const NAME: &str = "decode";
 
+/// Who multiplies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProductUnit {
+    /// Warps, by `mma.sync`.
+    #[default]
+    Warp,
+    /// Warpgroups, by `wgmma`, in latent attention on sm_90: two of them, with a producer (`warpgroups`).
+    Warpgroup,
+}
+
 /// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DecodePlan {
+    /// Who multiplies. Warpgroups have one form: 8 warps, `dim_warps` 2, blocks of 64 keys, and TMA.
+    #[serde(default)]
+    pub products: ProductUnit,
     /// Warps of a CTA, which divide the keys of each block, or the head dims and the rows.
     pub warps: u32,
     /// Warps that have the same rows and keys, and divide the head dims. If more than 1, the CTA has 16 rows
@@ -74,6 +89,7 @@ impl DecodePlan {
     /// small.
     pub fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {
         let mut plan = DecodePlan {
+            products: ProductUnit::Warp,
             warps: 4,
             dim_warps: 1,
             warp_keys: 16,
@@ -161,9 +177,28 @@ impl DecodePlan {
         plans.map(|(tiles, size)| of_size(tiles, size)).find(fits).unwrap_or_else(|| of_size(1, &(16, 2)))
     }
 
+    /// The plan with products of warpgroups.
+    #[must_use]
+    pub const fn of_warpgroups(self) -> DecodePlan {
+        DecodePlan {
+            products: ProductUnit::Warpgroup,
+            warps: 8,
+            dim_warps: 2,
+            warp_keys: warpgroups::BLOCK,
+            stages: 2,
+            resident_ctas: 1,
+            tma: true,
+            piece: None,
+            ..self
+        }
+    }
+
     /// Threads of a CTA.
     pub const fn threads(&self) -> u32 {
-        32 * self.warps
+        match self.products {
+            ProductUnit::Warp => 32 * self.warps,
+            ProductUnit::Warpgroup => warpgroups::ROLES.threads(),
+        }
     }
 
     /// Keys of a block.
@@ -226,6 +261,9 @@ impl DecodePlan {
 
     /// Shared memory of a CTA, in bytes.
     pub fn shared_bytes(&self, problem: &Problem) -> u64 {
+        if self.products == ProductUnit::Warpgroup {
+            return warpgroups::SHARED_BYTES.into();
+        }
         let barriers = if self.tma { self.warps * self.stages * Mbarriers::BYTES } else { 0 };
         u64::from(self.barriers_from(problem) + barriers)
     }
@@ -302,7 +340,10 @@ impl DecodePlan {
         if self.overlapping {
             accept("sm", arch.sm.into(), arch.sm >= 90, "90 and later with overlapping launches")?;
         }
-        self.check_tma(problem, arch)?;
+        match self.products {
+            ProductUnit::Warp => self.check_tma(problem, arch)?,
+            ProductUnit::Warpgroup => self.check_warpgroups(problem, arch)?,
+        }
         check_rescale(self.rescale, problem.dtypes.weights())?;
         self.check_invariant(problem, arch)?;
         self.check_shared(problem, arch)
@@ -329,6 +370,22 @@ impl DecodePlan {
     }
 
     fn check_genes(&self) -> Result<(), PlanError> {
+        let least = (1..=1 << 16).contains(&self.least_blocks);
+        if self.products == ProductUnit::Warpgroup {
+            let form = DecodePlan { tma: self.tma, ..self.clone().of_warpgroups() };
+            accept("copy", self.copy.bytes().into(), self.copy == CopyMode::Async16, "async16 with wgmma")?;
+            accept("least_blocks", self.least_blocks.into(), least, "1 to 65536")?;
+            if *self != form {
+                let (found, accepted) = (format!("{self:?}"), format!("{form:?}"));
+                return Err(PlanError::unsupported(
+                    NAME,
+                    "genes with products of warpgroups",
+                    found,
+                    accepted,
+                ));
+            }
+            return Ok(());
+        }
         accept("warps", self.warps.into(), [1, 2, 4, 8].contains(&self.warps), "1, 2, 4 or 8")?;
         let divides = self.dim_warps > 0 && self.warps.is_multiple_of(self.dim_warps);
         accept("dim_warps", self.dim_warps.into(), divides, "divisors of the number of warps")?;
@@ -339,7 +396,6 @@ impl DecodePlan {
         accept("stages", self.stages.into(), (2..=8).contains(&self.stages), "2 to 8")?;
         let resident = (1..=8).contains(&self.resident_ctas);
         accept("resident_ctas", self.resident_ctas.into(), resident, "1 to 8")?;
-        let least = (1..=1 << 16).contains(&self.least_blocks);
         accept("least_blocks", self.least_blocks.into(), least, "1 to 65536")?;
         let Some(piece) = self.piece else { return Ok(()) };
         let fits = piece.is_power_of_two() && (self.block_n()..=1 << 20).contains(&piece);

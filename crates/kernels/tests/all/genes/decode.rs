@@ -9,6 +9,7 @@ use super::{Line, capped, causal, full};
 /// Each gene at its simplest value.
 pub fn plain() -> DecodePlan {
     DecodePlan {
+        products: flashcore_kernels::forward::decode::ProductUnit::Warp,
         warps: 2,
         dim_warps: 1,
         warp_keys: 16,
