@@ -5,7 +5,7 @@ use crate::decode::{SMALL, bound, check, problem};
 use flashcore_check::gate::mutate::{Fault, mutant, sites};
 use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
-use kernels::forward::decode::DecodePlan;
+use kernels::forward::decode::{DecodePlan, ProductUnit};
 use kernels::{Arch, Plan};
 use problem::{Band, DType, Layout, Problem, SideLengths};
 use ptx::Kernel;
@@ -13,10 +13,12 @@ use ptx::Kernel;
 /// The default plan, for 16 rows and with blocks of 16 keys in three stages.
 fn plan(problem: &Problem) -> DecodePlan {
     DecodePlan {
+        products: ProductUnit::Warp,
         warps: 4,
         dim_warps: 4,
         warp_keys: 16,
         stages: 3,
+        tma: false,
         ..DecodePlan::default_for(problem, &SMALL)
     }
 }

@@ -46,7 +46,7 @@ fn default_kernels_assemble_without_spills() {
     }
 }
 
-/// Values in keys are read once where the rows are few, in pages or not. Many rows, and values apart from
+/// Values in keys are read once where the rows are not many, in pages or not. More rows, and values apart from
 /// keys, have other families.
 #[test]
 fn the_family_is_chosen_for_few_rows_with_values_in_keys() {
@@ -56,7 +56,8 @@ fn the_family_is_chosen_for_few_rows_with_values_in_keys() {
     for (problem, expected) in [
         (dense(1).with_v_in_k(512), true),
         (dense(1).with_pages(64, 260).with_v_in_k(512), true),
-        (dense(2).with_v_in_k(512), false),
+        (dense(64).with_v_in_k(512), true),
+        (dense(65).with_v_in_k(512), false),
         (apart, false),
     ] {
         let device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };

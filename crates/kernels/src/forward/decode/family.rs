@@ -19,13 +19,14 @@ impl FamilyPlan for DecodePlan {
 
     of_plan!(default_for);
 
-    fn suits(problem: &Problem, _: &Arch) -> bool {
-        DecodePlan::suits(problem)
+    fn suits(problem: &Problem, arch: &Arch) -> bool {
+        DecodePlan::suits(problem, arch)
     }
 
     fn genes(problem: &Problem) -> Vec<Gene> {
         let dim_warps = if problem.head_dim > 256 { &[2, 4][..] } else { &[] };
         vec![
+            Gene::new("products").searched::<Value>([]),
             Gene::new("warps").searched([2, 4, 8]).wider([1]).curing(&[
                 (Symptom::LowOccupancy, Up),
                 (Symptom::Latency, Up),

@@ -15,9 +15,15 @@ use crate::{Arch, Dims, PlanError};
 /// Rows of a warp.
 pub(super) const ROWS: u32 = 16;
 
-/// The most rows of a KV head with values in the keys for which the family is the default: one position of
-/// the 128 heads of DeepSeek-V3. The other families read each row of K twice.
+/// The most rows of a KV head with values in the keys for which the family is the default, with products of
+/// warps: one position of the 128 heads of DeepSeek-V3. The other families read each row of K twice.
 const MOST_LATENT_ROWS: usize = 128;
+/// The same, with products of warpgroups: 64 positions. A tile visits the blocks that any row of the sequence
+/// sees, so that long causal sequences have another family.
+const MOST_WARPGROUP_ROWS: usize = 8192;
+/// With more rows of a KV head, warpgroups multiply by default. A CTA of warps has as many rows, so that more
+/// rows load keys again; with fewer, the time model predicts that the memory is the limit of both.
+const ROWS_OF_WARPS: usize = 32;
 
 /// The family's name in errors.
 pub(super) const NAME: &str = "decode";
@@ -105,7 +111,8 @@ impl DecodePlan {
         };
         let narrow = problem.dtypes.has_narrow_cache();
         if !narrow && (problem.head_dim > 256 || problem.head_dim != problem.head_dim_v) {
-            return plan.of_wide_heads(problem, arch);
+            let of_warpgroups = plan.of_latent_rows(problem, arch);
+            return of_warpgroups.unwrap_or_else(|| plan.of_wide_heads(problem, arch));
         }
         // Rows of one page that a warp copies at once cost one shuffle of an address.
         let together = problem.pass.invariant().is_some()
@@ -155,6 +162,15 @@ impl DecodePlan {
         let row_bytes = problem.head_dim.max(1).next_power_of_two() * problem.dtypes.k.bytes();
         let keys = ((PIECE_BYTES / row_bytes) as u32).clamp(self.block_n(), MOST_PIECE_KEYS);
         DecodePlan { piece: Some(keys), rescale: Rescale::Always, least_blocks: 1, ..self }
+    }
+
+    /// The plan with products of warpgroups, if they are the default: with copies by TMA if it can copy.
+    fn of_latent_rows(&self, problem: &Problem, arch: &Arch) -> Option<DecodePlan> {
+        let rows = problem.seq_q.saturating_mul(problem.group_size());
+        let plan = DecodePlan { least_blocks: 1, ..self.clone() }.of_warpgroups();
+        let plans = [true, false].map(|tma| DecodePlan { tma, ..plan.clone() });
+        let fits = |plan: &DecodePlan| rows > ROWS_OF_WARPS && plan.check(problem, arch).is_ok();
+        plans.into_iter().find(fits)
     }
 
     /// The plan for head dims that warps divide: as many rows as one load of the keys serves, up to 32, then
@@ -439,11 +455,12 @@ impl DecodePlan {
 
     /// Whether the family is the default: the keys lie in pages, and one tile holds the rows of a KV head; or
     /// the rows are few and the values are in the keys; or no other family reads the 8-bit cache.
-    pub(super) fn suits(problem: &Problem) -> bool {
+    pub(super) fn suits(problem: &Problem, arch: &Arch) -> bool {
         let rows = problem.seq_q.saturating_mul(problem.group_size());
+        let of_warpgroups = || DecodePlan::default_for(problem, arch).products == ProductUnit::Warpgroup;
         problem.dtypes.has_narrow_cache()
             || problem.storage.pages().is_some() && rows <= ROWS as usize
-            || problem.v_in_k && rows <= MOST_LATENT_ROWS
+            || problem.v_in_k && (rows <= MOST_LATENT_ROWS || rows <= MOST_WARPGROUP_ROWS && of_warpgroups())
     }
 
     /// Whether the family divides the keys of strided rows faster than `mma` with splits does: on an H200
