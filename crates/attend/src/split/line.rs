@@ -17,17 +17,9 @@ use crate::OnlineSoftmax;
 /// warp of each group merges its parts, and the last one of these warps merges the groups.
 const GROUP: u32 = 8;
 
-/// Registers into which a warp loads parts.
-const REGISTERS: u32 = 96;
-
-/// Number of parts that a warp loads at once: up to eight.
+/// Number of parts that a warp loads at once: up to eight, in at most 96 registers.
 pub(super) fn parts_at_once(o: &AccTile, lane_rows: usize) -> u32 {
-    (REGISTERS / (4 * part_vectors(o, lane_rows))).clamp(1, 8)
-}
-
-/// Whether a part is too wide for these registers, so that it is added piece by piece.
-fn in_pieces(o: &AccTile, lane_rows: usize) -> bool {
-    lane_rows == 2 && 4 * part_vectors(o, lane_rows) > REGISTERS
+    (96 / (4 * part_vectors(o, lane_rows))).clamp(1, 8)
 }
 
 /// Buffers and counters for the merge of tiles that a line divides. A warp holds 16 rows and its part of the
@@ -44,6 +36,8 @@ pub struct LineMerge {
     pub cta: R32,
     /// The rows that a lane has in parts: one if no tile has more than 8 rows, else two.
     pub lane_rows: usize,
+    /// Whether a part is added vector by vector, because a warp has no registers for all of it beside O.
+    pub by_vector: bool,
 }
 
 impl LineMerge {
@@ -163,7 +157,7 @@ impl LineMerge {
             k.guarded(elected, |k| k.st(counter, zero));
             softmax.reset(k, o);
             let next = k.mov(0);
-            if in_pieces(o, self.lane_rows) {
+            if self.by_vector {
                 return k.do_while(|k| {
                     let from = place(k, next);
                     softmax.add_part(k, o, from);

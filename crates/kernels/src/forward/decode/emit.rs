@@ -177,7 +177,7 @@ impl<'a> Decode<'a> {
     fn new(k: &mut Builder, plan: &'a DecodePlan, baked: &'a Baked, params: DecodeParams) -> Decode<'a> {
         let parts = if plan.dim_warps == 1 { plan.warps } else { plan.dim_warps };
         let threads = Threads::new(k, plan.threads(), parts);
-        let tiles = LineTiles::new(k, (plan, baked), params, threads);
+        let mut tiles = LineTiles::new(k, (plan, baked), params, threads);
         let shared = k.dynamic_shared(if plan.tma { SwizzledTile::ALIGNMENT } else { 128 });
         let slices = plan.slices(baked);
         let queries = plan.query_bytes(baked).map(|bytes| {
@@ -185,8 +185,12 @@ impl<'a> Decode<'a> {
             let of_warp = k.shared_index(start, threads.warp, bytes);
             k.shared_index(of_warp, threads.lane, 16)
         });
+        let ring = Ring::new(k, plan, baked, &threads, shared);
+        if threads.part.is_none() {
+            tiles.part = k.mov(0);
+        }
         Decode {
-            ring: Ring::new(k, plan, baked, &threads, shared),
+            ring,
             room: shared.at(plan.ring_bytes(baked).into()),
             queries,
             keys: slices

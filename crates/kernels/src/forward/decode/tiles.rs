@@ -9,7 +9,7 @@ use tile::{AccTile, CopyMode, Pieces, Threads};
 use super::DecodePlan;
 use super::emit::{DecodeParams, TensorStart};
 use super::line::{KeyLine, LineCursor};
-use super::plan::ROWS;
+use super::plan::{ProductUnit, ROWS};
 use crate::Baked;
 use crate::forward::contract::{half, lse_of_row, row_of_output};
 
@@ -72,7 +72,7 @@ impl<'a> LineTiles<'a> {
             product: if narrow.is_some() { Half::F16 } else { half(baked) },
             narrow,
             threads,
-            part: threads.part.unwrap_or_else(|| k.mov(0)),
+            part: threads.part.unwrap_or(threads.warp),
             line,
             pieces,
             cta,
@@ -164,7 +164,8 @@ impl<'a> LineTiles<'a> {
     pub(super) fn merge(&self) -> LineMerge {
         let DecodeParams { parts, counters, .. } = self.params;
         let lane_rows = if self.baked.few_rows { 1 } else { 2 };
-        LineMerge { parts, counters, pieces: self.pieces, cta: self.cta, lane_rows }
+        let by_vector = self.plan.products == ProductUnit::Warpgroup;
+        LineMerge { parts, counters, pieces: self.pieces, cta: self.cta, lane_rows, by_vector }
     }
 
     /// Normalises the warp's columns of O and stores them, and the LSE.
