@@ -116,6 +116,23 @@ fn default_cases() -> Vec<Case> {
     each(&problems, of_problem).into_iter().flatten().collect()
 }
 
+/// Latent attention of 128 heads, in pages and dense.
+fn latent_cases() -> Vec<Case> {
+    let of = |dtype| Problem { heads_kv: 1, ..Problem::new(4, 128, 1, 576, dtype) };
+    let of = |dtype| of(dtype).with_seq_kv(4096, Layout::Bshd).with_v_in_k(512);
+    let problems = [(0, DType::F16), (64, DType::Bf16), (1, DType::Bf16)].map(|(page, dtype)| match page {
+        0 => of(dtype),
+        _ => of(dtype).with_pages(page, 4 * 4096 / page).with_v_in_k(512),
+    });
+    let of_arch = |&arch: &Arch| {
+        problems.each_ref().map(|problem| {
+            let plan = Plan::default_for(problem, &arch).unwrap();
+            Case::new("latent", problem, &plan, &arch)
+        })
+    };
+    Arch::ALL.iter().filter(|arch| [80, 90].contains(&arch.sm)).flat_map(of_arch).collect()
+}
+
 /// The plans of all tuned tables on their own problems.
 fn tuned_cases() -> Vec<Case> {
     let rows = TunedTable::builtin().rows();
@@ -128,6 +145,7 @@ fn tuned_cases() -> Vec<Case> {
 /// All kernels with unique keys. If a problem has several plans, the keys of the later ones end in a number.
 fn cases() -> Vec<Case> {
     let mut cases = default_cases();
+    cases.extend(latent_cases());
     cases.extend(tuned_cases());
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     for case in &mut cases {

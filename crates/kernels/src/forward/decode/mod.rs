@@ -55,8 +55,8 @@
 //! CTAs read each row, three of them from L2, and the time is at least four times 1690 cycles, where the
 //! bytes from memory take 1940: the kernel is bound by shared memory then, and reaches at most 310 TFLOP/s.
 //! Four tiles of rows in 16 warps would not be faster: a thread has 128 registers then, and Q would be read
-//! from shared memory in each block, 580 cycles for 64 rows. A kernel on `wgmma`, whose operands do not pass
-//! through registers, would be.
+//! from shared memory in each block, 580 cycles for 64 rows. With the gene `products: warpgroup`, two
+//! warpgroups multiply 64 rows by `wgmma`, whose operands do not pass through registers (`warpgroups`).
 
 mod boxes;
 mod emit;
