@@ -1,16 +1,16 @@
 //! The generator of the `decode` family.
 
-use attend::{BlockScores, Coverage, KeyBand, Lengths, Masker, OnlineSoftmax, ScoreChain, Softcap};
-use problem::{DType, Operand, OperandMap, Problem, Tensor};
-use ptx::{Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared};
+use attend::{BlockScores, Coverage, Masker, OnlineSoftmax, ScoreChain};
+use problem::{DType, Problem, Tensor};
+use ptx::{Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, Shared};
 use tile::{
     AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, Sign, SwizzledTile, Threads, WarpSum,
     mma_ab, mma_ab_widened, mma_abt, mma_abt_onto, mma_abt_widened, warp_vectors,
 };
 
 use super::DecodePlan;
-use super::boxes::PageBoxes;
 use super::line::LineCursor;
+use super::params::DecodeParams;
 use super::plan::{ProductUnit, ROWS};
 use super::ring::Ring;
 use super::slices::{Slice, values_tile};
@@ -18,9 +18,7 @@ use super::tiles::LineTiles;
 use super::warpgroups::Warpgroups;
 use crate::contract::Contract;
 use crate::draft::Draft;
-use crate::forward::contract::{declare_band, declare_head_strides, declare_softcap, factor_or_one};
-use crate::forward::descale::{HeadPlace, ScoreDescale, ValueDescale};
-use crate::forward::lengths::{PageTable, declare_lengths};
+use crate::forward::descale::HeadPlace;
 use crate::{Arch, Baked};
 
 const ENTRY: &str = "flash_decode";
@@ -58,86 +56,6 @@ impl DecodePlan {
             decode.body(k);
         };
         vec![Draft::new(k, contract, (ENTRY, launch), arch.target(), body)]
-    }
-}
-
-/// A tensor's start, and its strides in bytes. K and V in pages have pages for batch entries.
-#[derive(Clone, Copy)]
-pub(super) struct TensorStart {
-    pub start: Global,
-    pub batch_bytes: R64,
-    pub head_bytes: R64,
-}
-
-/// The kernel's parameters.
-#[derive(Clone)]
-pub(super) struct DecodeParams {
-    pub tensors: OperandMap<TensorStart>,
-    pub lse: Option<Global>,
-    pub sinks: Option<Global>,
-    pub batch: R32,
-    pub heads_kv: R32,
-    pub seq_q: R32,
-    pub seq_kv: R32,
-    pub lengths: Option<Lengths>,
-    pub pages: Option<PageTable>,
-    /// How TMA copies K and V, if it does.
-    pub boxes: Option<[PageBoxes; 2]>,
-    pub factor: F32,
-    pub band: KeyBand,
-    pub softcap: Option<Softcap>,
-    score_descale: Option<ScoreDescale>,
-    pub value_descale: Option<ValueDescale>,
-    pub parts: Global,
-    pub counters: Global,
-    /// Parts for which a CTA has room, if keys are cut at fixed pieces.
-    pub slots: Option<R32>,
-}
-
-impl DecodeParams {
-    fn declare(
-        k: &mut Builder,
-        c: &mut Contract<'_>,
-        problem: &Problem,
-        (plan, ctas): (&DecodePlan, u32),
-    ) -> DecodeParams {
-        let read = Tensor::FORWARD.into_iter().filter(|&t| t != Tensor::V || !plan.views(problem));
-        let starts: Vec<_> = read.map(|tensor| (tensor, c.tensor(k, tensor))).collect();
-        let tensors: Vec<_> = starts
-            .into_iter()
-            .map(|(tensor, start)| {
-                let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
-                (tensor.into(), TensorStart { start, batch_bytes, head_bytes })
-            })
-            .collect();
-        let [heads_kv, seq_q, seq_kv] =
-            [("heads_kv", problem.heads_kv), ("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
-                .map(|(name, value)| c.u32(k, name, value as u32));
-        let lengths = declare_lengths(k, c, problem, [seq_q, seq_kv]);
-        let [parts, counters] = plan.merge_bytes(problem, ctas);
-        DecodeParams {
-            tensors: tensors.into_iter().collect(),
-            lse: c.operand(k, Operand::Lse),
-            sinks: c.operand(k, Operand::Sinks),
-            batch: match &lengths {
-                Some(lengths) => lengths.batch,
-                None => c.u32(k, "batch", problem.batch as u32),
-            },
-            heads_kv,
-            seq_q,
-            seq_kv,
-            lengths,
-            pages: PageTable::declare(k, c, problem),
-            boxes: plan.tma.then(|| PageBoxes::declare(k, c, problem, plan)),
-            factor: c.f32(k, "scale_log2e", factor_or_one(problem)),
-            band: declare_band(k, c, problem),
-            softcap: declare_softcap(k, c, problem, plan.tanh),
-            score_descale: ScoreDescale::declare(k, c, problem),
-            value_descale: ValueDescale::declare(k, c, problem),
-            parts: c.scratch(k, parts),
-            counters: c.counter(k, counters),
-            slots: plan.slots(problem, ctas).map(|slots| c.u32(k, "slots", slots)),
-        }
     }
 }
 

@@ -4,8 +4,9 @@ use ptx::{Builder, CmpOp, Global, Pointer, R32, R64, Shared, Src};
 use tile::{SwizzledTile, TileCopy};
 
 use super::boxes::PageBoxes;
-use super::emit::{Decode, TensorStart};
+use super::emit::Decode;
 use super::line::LineCursor;
+use super::params::TensorStart;
 use super::slices::Slice;
 
 impl Decode<'_> {

@@ -61,8 +61,10 @@
 mod boxes;
 mod emit;
 mod family;
+mod form;
 mod line;
 mod load;
+mod params;
 mod pieces;
 mod plan;
 mod ring;

@@ -5,7 +5,7 @@ use problem::Problem;
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, Mbarriers, WARP_VECTOR_BYTES, WarpSum};
 
-use super::warpgroups;
+use super::form;
 use crate::error::accept;
 use crate::forward::contract::{check_rescale, default_tanh, is_half, out_half};
 use crate::forward::lengths::check_lengths;
@@ -200,7 +200,7 @@ impl DecodePlan {
             products: ProductUnit::Warpgroup,
             warps: 8,
             dim_warps: 2,
-            warp_keys: warpgroups::BLOCK,
+            warp_keys: form::BLOCK,
             stages: 2,
             resident_ctas: 1,
             tma: true,
@@ -213,7 +213,7 @@ impl DecodePlan {
     pub const fn threads(&self) -> u32 {
         match self.products {
             ProductUnit::Warp => 32 * self.warps,
-            ProductUnit::Warpgroup => warpgroups::ROLES.threads(),
+            ProductUnit::Warpgroup => form::ROLES.threads(),
         }
     }
 
@@ -278,7 +278,7 @@ impl DecodePlan {
     /// Shared memory of a CTA, in bytes.
     pub fn shared_bytes(&self, problem: &Problem) -> u64 {
         if self.products == ProductUnit::Warpgroup {
-            return warpgroups::SHARED_BYTES.into();
+            return form::SHARED_BYTES.into();
         }
         let barriers = if self.tma { self.warps * self.stages * Mbarriers::BYTES } else { 0 };
         u64::from(self.barriers_from(problem) + barriers)

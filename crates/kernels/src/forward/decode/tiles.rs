@@ -7,8 +7,8 @@ use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, Pred, R32, SpecialReg, Typ
 use tile::{AccTile, CopyMode, Pieces, Threads};
 
 use super::DecodePlan;
-use super::emit::{DecodeParams, TensorStart};
 use super::line::{KeyLine, LineCursor};
+use super::params::{DecodeParams, TensorStart};
 use super::plan::{ProductUnit, ROWS};
 use crate::Baked;
 use crate::forward::contract::{half, lse_of_row, row_of_output};

@@ -7,7 +7,8 @@ use tile::{
     WarpRows, WarpgroupPair, WarpgroupVote,
 };
 
-use super::{BLOCK, DIMS, P_FROM, PANEL, PART, PARTS, STATE_FROM, Warpgroups};
+use super::Warpgroups;
+use crate::forward::decode::form::{BLOCK, DIMS, P_FROM, PANEL, PART, PARTS, STATE_FROM};
 use crate::forward::decode::line::LineCursor;
 use crate::forward::decode::plan::ROWS;
 use crate::forward::decode::tiles::LineTiles;

@@ -4,7 +4,8 @@ use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, R32};
 use tile::{PipelineState, SwizzledTile};
 
-use super::{PANEL, PART, PARTS, STAGES, Warpgroups};
+use super::Warpgroups;
+use crate::forward::decode::form::{PANEL, PART, PARTS, STAGES, TILE_BYTES};
 use crate::forward::decode::line::LineCursor;
 
 /// Threads of a row.
@@ -49,7 +50,7 @@ impl Warpgroups<'_> {
                 for panel in part * PART.panels()..(part + 1) * PART.panels() {
                     let columns = i64::from(panel * SwizzledTile::ROW_BYTES);
                     for (i, &to) in (0..).zip(&in_panel) {
-                        let to = k.shared_index(to, number, super::TILE_BYTES);
+                        let to = k.shared_index(to, number, TILE_BYTES);
                         let to = to.at((panel * PANEL.bytes()).into());
                         k.cp_async(to, from.at(columns + i * i64::from(OF_ROW * CHUNK)), CHUNK, Some(bytes));
                     }

@@ -4,9 +4,10 @@ use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, R32, SpecialReg};
 use tile::{PipelineState, SwizzledTile, WARPGROUP_THREADS};
 
-use super::{PANEL, PART, PARTS, STAGES, Warpgroups};
+use super::Warpgroups;
 use crate::forward::decode::DecodePlan;
 use crate::forward::decode::boxes::PageBoxes;
+use crate::forward::decode::form::{PANEL, PART, PARTS, STAGES};
 use crate::forward::decode::line::LineCursor;
 
 impl Warpgroups<'_> {

@@ -28,47 +28,21 @@ mod blocks;
 mod copy;
 mod load;
 
-use attend::SharedRowMax;
 use problem::{Problem, Tensor};
 use ptx::{Builder, CmpOp, Pointer, R32, Shared};
-use tile::{Consumer, Mbarriers, Roles, SwizzledTile, Threads};
+use tile::{Consumer, Mbarriers, SwizzledTile, Threads};
 
 use super::DecodePlan;
-use super::boxes::PageBoxes;
-use super::emit::DecodeParams;
+use super::boxes::{ATOM_ROWS, PageBoxes, check_repeats};
+use super::form::{BARRIERS_FROM, BLOCK, DIMS, PART, PARTS, ROLES, STAGES, TILE_BYTES};
 use super::line::LineCursor;
+use super::params::DecodeParams;
 use super::plan::NAME;
 use super::tiles::LineTiles;
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, is_half};
 use crate::forward::lengths::check_ragged;
 use crate::{Arch, Baked, PlanError};
-
-/// Query rows of a tile, and keys of a block.
-pub(super) const BLOCK: u32 = 64;
-/// Columns of Q and K, and those of V and O.
-const DIMS: [usize; 2] = [576, 512];
-/// Columns of the blocks and of Q that one barrier counts. S of these columns can begin when they arrive.
-const PART: SwizzledTile = SwizzledTile::new(BLOCK, 192);
-/// Parts of the columns.
-const PARTS: u32 = DIMS[0] as u32 / PART.columns;
-/// Bytes of Q, and of a stage of keys.
-const TILE_BYTES: u32 = PARTS * PART.bytes();
-/// A panel of 64 columns, as P has.
-const PANEL: SwizzledTile = SwizzledTile::new(BLOCK, SwizzledTile::PANEL);
-/// Bytes from the start of a stage to the columns that only S reads.
-const P_FROM: u32 = DIMS[1] as u32 / SwizzledTile::PANEL * PANEL.bytes();
-/// Stages: each warpgroup computes S of the blocks of one of them.
-const STAGES: u32 = 2;
-/// Bytes before the state of the rows that the warpgroups share.
-const STATE_FROM: u32 = (1 + STAGES) * TILE_BYTES;
-/// Bytes before the mbarriers.
-const BARRIERS_FROM: u32 = STATE_FROM + SharedRowMax::BYTES;
-/// Bytes of shared memory.
-pub(super) const SHARED_BYTES: u32 = BARRIERS_FROM + STAGES * (PARTS + 1) * Mbarriers::BYTES;
-
-/// The producer warpgroup, of which one warp works with TMA, and two consumers.
-pub(super) const ROLES: Roles = Roles { consumers: 2, producer_registers: 40, consumer_registers: 232 };
 
 impl DecodePlan {
     /// Whether warpgroups can multiply the tiles of the problem.
@@ -94,7 +68,7 @@ impl DecodePlan {
             return Ok(());
         }
         if let Some(pages) = problem.storage.pages()
-            && !pages.rows.is_multiple_of(super::boxes::ATOM_ROWS)
+            && !pages.rows.is_multiple_of(ATOM_ROWS)
         {
             return refuse("page_size", pages.rows.to_string(), "multiples of 8 with TMA and");
         }
@@ -103,7 +77,7 @@ impl DecodePlan {
         }
         check_tensor_map(problem, Tensor::K, NAME)?;
         check_ragged(problem, Tensor::K, NAME)?;
-        super::boxes::check_repeats(problem, Tensor::K)
+        check_repeats(problem, Tensor::K)
     }
 
     /// The tile of a part of the columns of a block, in boxes of rows of one page.
