@@ -1,5 +1,5 @@
-//! One running softmax of two warpgroups that have the same rows, compute the scores of the blocks in turn and
-//! hold half of the columns of O each: the row max of a block passes from one to the other with its P.
+//! One running softmax of two warpgroups that have the same rows, compute the scores of the blocks in turn
+//! and hold half of the columns of O each: the row max of a block passes from one to the other with its P.
 
 use ptx::{Builder, CmpOp, F32, Pointer, Pred, R32, Shared};
 use tile::{AccTile, Threads, WARPGROUP_ROWS, WARPGROUP_THREADS};

@@ -97,8 +97,8 @@ fn fails(right: &Bound, fault: Fault, site: usize) -> bool {
 }
 
 /// Every barrier, arrival, fence and wait is needed, with both kinds of copies: those that hand over P and
-/// the row max, those of the stages, and those of the merge. Two CTAs compute several tiles each, of one block
-/// or of more.
+/// the row max, those of the stages, and those of the merge. Two CTAs compute several tiles each, of one
+/// block or of more.
 ///
 /// The emulator ends a product for all warps of a warpgroup at once. So it does not need the two barriers of
 /// a warpgroup (2 and 4) after which P takes the place of the last columns of K.

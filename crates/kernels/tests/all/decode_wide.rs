@@ -46,8 +46,8 @@ fn default_kernels_assemble_without_spills() {
     }
 }
 
-/// Values in keys are read once where the rows are not many, in pages or not. More rows, and values apart from
-/// keys, have other families.
+/// Values in keys are read once where the rows are not many, in pages or not. More rows, and values apart
+/// from keys, have other families.
 #[test]
 fn the_family_is_chosen_for_few_rows_with_values_in_keys() {
     let of_rows = |rows: usize| Problem { heads_kv: 1, ..Problem::new(4, 128, rows, 576, DType::Bf16) };
