@@ -41,7 +41,7 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
     }
     let ld_out = panel.out.len() / panel.rows;
     let all = |row| seen(panel, block, row).len() == block.keys.len();
-    if (0..panel.rows).all(all) && (shown.is_none() || block.is_finite()) {
+    if (0..panel.rows).all(all) && (shown.is_none() || block.is_finite(s)) {
         let p = Rows { data: weights, ld };
         return add_values(
             s,
@@ -52,7 +52,7 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
             [tile.rows, tile.vectors],
         );
     }
-    if let Some(shown) = shown.filter(|_| !block.is_finite()) {
+    if let Some(shown) = shown.filter(|_| !block.is_finite(s)) {
         return accumulate_seen(s, panel, block, shown, weights, ld);
     }
     // The products are computed row by row, because a weight of 0 for a hidden key must not be multiplied by
