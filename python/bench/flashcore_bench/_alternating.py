@@ -16,7 +16,7 @@ import torch
 
 from . import _bench, _features
 from ._peers import PEERS
-from ._problem import OURS
+from ._problem import DRAWN, ON_CPU, OURS
 from ._rows import Rows
 from ._table import of_ratios
 
@@ -30,8 +30,15 @@ _EAGER_CALLS = 4
 class Contestant:
     """A contestant that is ready to be timed."""
 
-    def __init__(self, name: str, call: Callable[[], Any], device: str, graphs: bool = True) -> None:
-        self.name, self.call, self.device = name, call, device
+    def __init__(
+        self,
+        name: str,
+        call: Callable[[], Any],
+        device: str,
+        graphs: bool = True,
+        before: Callable[[], Any] | None = None,
+    ) -> None:
+        self.name, self.call, self.device, self.before = name, call, device, before
         self.samples: list[float] = []
         self.replay: Callable[[], Any] = call
         self.calls = 1
@@ -67,6 +74,8 @@ class Contestant:
             end.record()
             end.synchronize()
             return float(start.elapsed_time(end)) * 1000 / self.calls
+        if self.before is not None:
+            self.before()
         began = time.perf_counter_ns()
         self.replay()
         return (time.perf_counter_ns() - began) / 1000
@@ -92,7 +101,7 @@ def race(suite: str, work: _features.Work, seconds: float, device: str, only: li
                 call = load()
                 out = work.output(name, call())
                 row["err"], row["err_allowed"] = _judged(work, out)
-                ready.append((row, Contestant(name, call, device, work.graphs)))
+                ready.append((row, Contestant(name, call, device, work.graphs, work.before)))
         except Exception as error:  # the library cannot be imported or rejects the problem
             row["fault"] = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
             continue
@@ -182,8 +191,8 @@ def run(args: Any) -> int:
         return 2
     began, number = time.monotonic(), 0
     for suite in args.suite:
-        if (suite == "features") == (device == "cuda"):
-            where = "a CPU" if suite == "features" else "a GPU"
+        if (suite in ON_CPU) == (device == "cuda"):
+            where = "a CPU" if suite in ON_CPU else "a GPU"
             print(f"flashcore_bench: suite {suite} is raced on {where}", file=sys.stderr)
             return 2
         if device == "cuda":
@@ -198,7 +207,8 @@ def run(args: Any) -> int:
                 break
             print(f"{suite} {number}: {work.name}", file=sys.stderr, flush=True)
             for row in race(suite, work, args.seconds, device, only):
-                kept.add(row | {"impl": _versioned(row["impl"])} | provenance)
+                seed = {"seed": args.seed} if suite in DRAWN else {}
+                kept.add(row | {"impl": _versioned(row["impl"])} | seed | provenance)
     if not args.json:
         print(table(kept.every))
         print(*summary(kept.every), sep="\n")
