@@ -5,10 +5,13 @@
 use crate::programs::{self, Layout};
 use crate::simd::{Added, MAX_LANES, Part, Rows, Simd, gemm_part};
 use crate::softcap::cap_logits;
-use crate::tile::{Block, LAZY_GROWTH, Panel, Step, is_large, multiply};
+use crate::tile::{Block, LAZY_GROWTH, Panel, Step, are_finite, is_large, multiply};
 
 /// Query rows of a panel. Each block of K and V is read from the cache once for all rows.
 pub(crate) const PANEL_ROWS: usize = 8;
+
+/// Numbers of O that are kept until a product has shown that V is finite.
+const MOST_KEPT: usize = 1024;
 
 /// S = Q Kᵀ; P = exp2(S·c − m); O = O·α + P V for one panel and one block. Rows of Q, K, V and O are whole
 /// vectors.
@@ -41,16 +44,22 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
     }
     let ld_out = panel.out.len() / panel.rows;
     let all = |row| seen(panel, block, row).len() == block.keys.len();
-    if (0..panel.rows).all(all) && (shown.is_none() || block.is_finite(s)) {
+    // A value that is not finite makes its sums NaN or infinite, also with the weight 0 of a hidden key. So
+    // the sums of few rows show whether V is finite, and V is not read once more.
+    let shows = shown.is_some() && panel.out.len() <= MOST_KEPT;
+    if (0..panel.rows).all(all) && (shown.is_none() || shows || block.is_finite(s)) {
+        let mut kept = [0.0; MOST_KEPT];
+        if shows {
+            kept[..panel.out.len()].copy_from_slice(&panel.out);
+        }
         let p = Rows { data: weights, ld };
-        return add_values(
-            s,
-            p,
-            block.v,
-            &mut panel.out,
-            [panel.rows, block.keys.len(), ld_out],
-            [tile.rows, tile.vectors],
-        );
+        let shape = [panel.rows, block.keys.len(), ld_out];
+        add_values(s, p, block.v, &mut panel.out, shape, [tile.rows, tile.vectors]);
+        if !shows || are_finite(s, &panel.out) || block.is_finite(s) {
+            return;
+        }
+        let out = panel.out.len();
+        panel.out.copy_from_slice(&kept[..out]);
     }
     if let Some(shown) = shown.filter(|_| !block.is_finite(s)) {
         return accumulate_seen(s, panel, block, shown, weights, ld);

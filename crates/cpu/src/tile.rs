@@ -232,7 +232,7 @@ pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
 
 /// Whether all numbers are finite: then their products with 0 are 0, and otherwise one is NaN.
 #[inline(always)]
-fn are_finite<S: Simd>(s: S, numbers: &[f32]) -> bool {
+pub(crate) fn are_finite<S: Simd>(s: S, numbers: &[f32]) -> bool {
     let zero = s.splat(0.0);
     let mut sums = [zero; FINITE_SUMS];
     let mut several = numbers.chunks_exact(FINITE_SUMS * S::LANES);
