@@ -4,8 +4,8 @@
 //! (`crates/kernels/tuned/sweep.jsonl`), with plans that are faster than those of the table, and weighs all
 //! times anew. `plans regret [--evidence FILE] [ROWS.jsonl …]` prints how much longer the chosen plans take
 //! than the fastest measured ones: for each problem of the shipped table by the other problems' times, for
-//! folds of them, of which no factor and no error is known, and for the problems of the files, which should be
-//! none of the table. `plans factors` prints the factors of
+//! folds of them, of which no factor and no error is known, and for the problems of the files, which should
+//! be none of the table. `plans factors` prints the factors of
 //! the families.
 
 use std::collections::BTreeMap;
@@ -226,8 +226,8 @@ impl Regret {
 
 const DEVICE: Device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
-/// Prints regrets. With a file for evidence, appends those of folds, and those of problems that are in no fit.
-/// Rows of the latter have the provenance of the times, and the commit of the choices.
+/// Prints regrets. With a file for evidence, appends those of folds and of problems that are in no fit. Rows
+/// of the latter have the provenance of the times, and the commit of the choices.
 fn regret(files: &[String], evidence: Option<&String>) -> Result<(), Error> {
     let sweep = Sweep::builtin();
     let now = Provenance::of_cpu(Path::new("."), 1);

@@ -83,7 +83,7 @@ pub(super) fn terms(at: &Structure, problem: &Problem, arch: &Arch) -> Terms {
     let merged = if at.merges { bytes_of_parts(at, problem) / rates.dram + 1.0 } else { 0.0 };
     let rows = tiles * f64::from(at.rows) * dim_v / 1e4;
     let clusters = if at.parts > 1 && !at.merges { tiles * f64::from(at.parts) } else { 0.0 };
-    // The tiles of a head are in as many waves as there are, or in fewer. Each wave reads all keys and values.
+    // The tiles of a head are in all waves, or in as many as there are tiles. Each reads all keys and values.
     let passes = (at.ctas as f64 / (sms * f64::from(at.resident))).clamp(1.0, at.tiles_of_head as f64);
     let again = if at.heads_first { (keys / (KEPT * rates.held) - 1.0).clamp(0.0, 1.0) } else { 0.0 };
     [

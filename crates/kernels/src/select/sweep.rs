@@ -28,8 +28,8 @@ const ALONE: f64 = 0.3;
 /// The packings of each plan.
 const PACKINGS: [Packing; 2] = [Packing::Apart, Packing::Packed];
 
-/// Factors without measured times, towards which a fit is pulled a little: of DRAM that delivers keys again, by
-/// its rate; of other terms, a small part of the time.
+/// Factors without measured times, towards which a fit is pulled a little: of DRAM that delivers keys again,
+/// by its rate; of other terms, a small part of the time.
 const NEAR: Terms =
     [1.0, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.45, 1.0, 0.45];
 /// The weight of that pull.
