@@ -600,7 +600,11 @@ mod tests {
         }
         let held_back = sweep.held_back();
         assert_eq!(held_back.len(), problems().len() / 2, "three plans are too few to show the fastest");
-        assert!(held_back.iter().all(|held| held.us == held.best), "{held_back:?}");
+        // Packed and apart, a plan may take equal times but for some hundredths of a percent.
+        assert!(held_back.iter().all(|held| held.us < 1.001 * held.best), "{held_back:?}");
+        let folds = sweep.folds(4);
+        assert_eq!(folds.len(), held_back.len());
+        assert!(folds.iter().all(|held| held.us < 1.1 * held.best), "{folds:?}");
     }
 
     #[test]
