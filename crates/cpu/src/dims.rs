@@ -9,15 +9,18 @@ mod in_place;
 
 use std::ops::Range;
 
+pub(crate) use in_place::{InPlace, MOST_KEYS as MOST_KEYS_IN_PLACE, is_in_place};
+
 use crate::programs::{self, Layout};
 use crate::simd::{Added, MAX_LANES, Part, Rows, Simd, gemm_part};
 use crate::softcap::cap_logits;
-use crate::tile::{Block, LAZY_GROWTH, Panel, Step, is_large, multiply};
+use crate::tile::{Block, LAZY_GROWTH, Panel, Step, are_finite, is_large, multiply};
 
 /// Query rows of a panel. Each block of K and V is read from the cache once for all rows.
 pub(crate) const PANEL_ROWS: usize = 8;
 
-pub(crate) use in_place::{InPlace, MOST_KEYS as MOST_KEYS_IN_PLACE, is_in_place};
+/// Numbers of O that are kept until a product has shown that V is finite.
+const MOST_KEPT: usize = 1024;
 
 /// Rows of K, of which a step reads a vector at a time.
 #[allow(unsafe_code)] // bounds are asserted once a call, not once a multiplication
@@ -83,10 +86,18 @@ fn run_with<S: Simd>(s: S, step: Step<'_>, (k, dim): (impl Keys<S>, usize), v: i
     }
     let ld_out = panel.out.len() / panel.rows;
     let all = |row| seen(panel, block, row).len() == keys;
-    let is_whole = (0..panel.rows).all(all) && (shown.is_none() || block.is_finite());
-    if let Some(shown) = shown.filter(|_| !is_whole && !block.is_finite()) {
+    // A value that is not finite makes its sums NaN or infinite, also with the weight 0 of a hidden key. So
+    // the sums of few rows show whether V is finite, and V is not read once more.
+    let shows = shown.is_some() && panel.out.len() <= MOST_KEPT;
+    let is_whole = (0..panel.rows).all(all) && (shown.is_none() || shows || block.is_finite(s));
+    if let Some(shown) = shown.filter(|_| !is_whole && !block.is_finite(s)) {
         return accumulate_seen(s, panel, block, shown, weights, ld);
     }
+    let kept = shown.filter(|_| is_whole && shows).map(|shown| {
+        let mut kept = [0.0; MOST_KEPT];
+        kept[..panel.out.len()].copy_from_slice(&panel.out);
+        (shown, kept)
+    });
     // If not all rows see all keys, the products are computed row by row, because a weight of 0 for a hidden
     // key must not be multiplied by a value that is not finite.
     let (rows, tall) = if is_whole { (panel.rows, tile.rows) } else { (1, 1) };
@@ -94,6 +105,14 @@ fn run_with<S: Simd>(s: S, step: Step<'_>, (k, dim): (impl Keys<S>, usize), v: i
         let seen = if is_whole { 0..keys } else { seen(panel, block, row) };
         let p = Rows { data: &weights[row * ld + seen.start..], ld };
         v.add(s, p, seen, &mut panel.out[row * ld_out..], [rows, ld_out], [tall, tile.vectors]);
+    }
+    if let Some((shown, kept)) = kept
+        && !are_finite(s, &panel.out)
+        && !block.is_finite(s)
+    {
+        let out = panel.out.len();
+        panel.out.copy_from_slice(&kept[..out]);
+        accumulate_seen(s, panel, block, shown, weights, ld);
     }
 }
 

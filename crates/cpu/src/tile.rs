@@ -11,7 +11,7 @@ use problem::KeyRange;
 use crate::aligned::Aligned;
 use crate::dims::InPlace;
 use crate::programs::{self, Compiled, Layout, Region, Values};
-use crate::simd::{Added, Columns, Fresh, Rows, Simd, gemm};
+use crate::simd::{Added, Columns, Fresh, MAX_LANES, Rows, Simd, gemm};
 use crate::softcap::cap_logits;
 
 /// Maximum number of query rows of a panel: the widest register tile of all instruction sets.
@@ -131,10 +131,13 @@ impl Block<'_> {
 
     /// Whether all words of V are finite numbers. Valid only if the words are f32 numbers.
     #[inline(always)]
-    pub(crate) fn is_finite(&self) -> bool {
-        // All words are read, so that the loop is vectorised.
-        let all = || self.v.data.iter().fold(true, |all, x| all & x.is_finite());
-        *self.is_finite.get_or_init(all)
+    pub(crate) fn is_finite<S: Simd>(&self, s: S) -> bool {
+        // A closure of `get_or_init` would not be compiled for the instruction set.
+        if let Some(&known) = self.is_finite.get() {
+            return known;
+        }
+        let all = are_finite(s, self.v.data);
+        *self.is_finite.get_or_init(|| all)
     }
 }
 
@@ -223,12 +226,34 @@ pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
     if let Some(dropped) = dropped {
         multiply(weights, dropped);
     }
-    if (partial || shown.is_some()) && !block.is_finite() {
+    if (partial || shown.is_some()) && !block.is_finite(s) {
         return accumulate_seen(s, panel, block, shown, weights);
     }
     let v = Columns { data: block.v.data, ld: block.v.ld };
     gemm::<S, _, _, VECTORS>(s, Added, v, weights, &mut panel.out, [block.dim_v, keys], tall);
 }
+
+/// Whether all numbers are finite: then their products with 0 are 0, and otherwise one is NaN.
+#[inline(always)]
+pub(crate) fn are_finite<S: Simd>(s: S, numbers: &[f32]) -> bool {
+    let zero = s.splat(0.0);
+    let mut sums = [zero; FINITE_SUMS];
+    let mut several = numbers.chunks_exact(FINITE_SUMS * S::LANES);
+    for numbers in &mut several {
+        for (sum, numbers) in sums.iter_mut().zip(numbers.chunks_exact(S::LANES)) {
+            *sum = s.fma(s.load(numbers), zero, *sum);
+        }
+    }
+    let mut lanes = [0.0; MAX_LANES];
+    let is_zero = |sum| {
+        s.store(sum, &mut lanes);
+        lanes.iter().all(|&lane| lane == 0.0)
+    };
+    sums.into_iter().all(is_zero) && several.remainder().iter().all(|x| x.is_finite())
+}
+
+/// Sums whose additions overlap.
+const FINITE_SUMS: usize = 8;
 
 /// Multiplies numbers by factors.
 #[inline(always)]

@@ -13,13 +13,13 @@ from typing import Any
 from flashcore_attn._errors import FlashCoreError, invalid
 
 from . import _bench
-from ._problem import EXPECTED, OURS, RANDOM, RANDOM_BACKWARD, Problem
+from ._problem import DRAWN, EXPECTED, ON_CPU, OURS, RANDOM, RANDOM_BACKWARD, Problem
 from ._rows import Rows
 
-#: Suites of features other than even lengths: ``features`` on a CPU, ``decode`` and ``backward`` on a CPU or a GPU, the
-#: others on a GPU.
+#: Suites of features other than even lengths: those of ``ON_CPU`` on a CPU, ``decode`` and ``backward`` on a CPU or a
+#: GPU, the others on a GPU.
 FEATURES = (
-    "features", "softcap", "sinks", "packed", "documents", "bias", "decode", "backward", RANDOM_BACKWARD, "step", "gpt",
+    *ON_CPU, "softcap", "sinks", "packed", "documents", "bias", "decode", "backward", RANDOM_BACKWARD, "step", "gpt",
 )  # fmt: skip
 #: The suite of several GPUs, under ``torchrun``.
 PARALLEL = "parallel"
@@ -48,7 +48,7 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
         "quantisation to 8 bits beside a copy of as many bytes, or time the first call with a new program",
     )
     parser.add_argument("--suite", action="append", choices=suites, default=[], help="may be repeated; mission if none")
-    drawn = f"{RANDOM} and {RANDOM_BACKWARD}"
+    drawn = ", ".join(DRAWN)
     parser.add_argument("--seed", type=int, default=1, metavar="N", help=f"of the problems of {drawn} (default 1)")
     parser.add_argument("--count", type=int, default=120, metavar="K", help="how many of them (default 120)")
     parser.add_argument("--problem", action="append", default=[], metavar="P", help=EXPECTED)
@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     if features := [name for name in args.suite if name in FEATURES]:
         return _of_features(args, parser, features)
     if RANDOM not in args.suite and any(vars(args)[name] != parser.get_default(name) for name in ("seed", "count")):
-        parser.error(f"--seed and --count go with --suite {RANDOM} or {RANDOM_BACKWARD}")
+        parser.error(f"--seed and --count go with --suite {', '.join(DRAWN)}")
     try:
         problems = _problems(args, suites)
         peers = _peers(args)
@@ -150,7 +150,7 @@ def _run(module: str, lacking: str, args: argparse.Namespace) -> int:
 def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, features: list[str]) -> int:
     if len(features) < len(args.suite) or args.what != "race":
         parser.error(f"--suite {features[0]} goes with race and other suites of features: {', '.join(FEATURES)}")
-    drawn = ("seed", "count") if RANDOM_BACKWARD in features else ()
+    drawn = ("seed", "count") if any(name in DRAWN for name in features) else ()
     options = ("seconds", "peers", "device", "start", "limit", "evidence", "json", *drawn)
     _only(args, parser, f"--suite {features[0]}", *options, also=("suite",))
     try:

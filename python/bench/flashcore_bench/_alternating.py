@@ -18,7 +18,7 @@ import torch
 from . import _bench, _features
 from ._model import MOST_BY_OTHERS, Load
 from ._peers import PEERS
-from ._problem import OURS
+from ._problem import DRAWN, ON_CPU, OURS
 from ._rows import Rows
 from ._table import of_ratios
 
@@ -32,8 +32,15 @@ _EAGER_CALLS = 4
 class Contestant:
     """A contestant that is ready to be timed."""
 
-    def __init__(self, name: str, call: Callable[[], Any], device: str, graphs: bool = True) -> None:
-        self.name, self.call, self.device = name, call, device
+    def __init__(
+        self,
+        name: str,
+        call: Callable[[], Any],
+        device: str,
+        graphs: bool = True,
+        before: Callable[[], Any] | None = None,
+    ) -> None:
+        self.name, self.call, self.device, self.before = name, call, device, before
         self.samples: list[float] = []
         self.replay: Callable[[], Any] = call
         self.calls = 1
@@ -69,6 +76,8 @@ class Contestant:
             end.record()
             end.synchronize()
             return float(start.elapsed_time(end)) * 1000 / self.calls
+        if self.before is not None:
+            self.before()
         began = time.perf_counter_ns()
         self.replay()
         return (time.perf_counter_ns() - began) / 1000
@@ -94,7 +103,7 @@ def race(suite: str, work: _features.Work, seconds: float, device: str, only: li
                 call = load()
                 out = work.output(name, call())
                 row["err"], row["err_allowed"] = _judged(work, out)
-                ready.append((row, Contestant(name, call, device, work.graphs)))
+                ready.append((row, Contestant(name, call, device, work.graphs, work.before)))
         except Exception as error:  # the library cannot be imported or rejects the problem
             row["fault"] = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
             continue
@@ -192,15 +201,17 @@ def run(args: Any) -> int:
         return 2
     began, number, busy = time.monotonic(), 0, 0
     for suite in args.suite:
-        if suite not in (_features.GPU_SUITES if device == "cuda" else _features.CPU_SUITES):
-            where = "a CPU" if device == "cuda" else "a GPU"
+        if (suite in ON_CPU) == (device == "cuda") and (device == "cuda" or suite not in _features.CPU_SUITES):
+            where = "a CPU" if suite in ON_CPU else "a GPU"
             print(f"flashcore_bench: suite {suite} is raced on {where}", file=sys.stderr)
             return 2
         if device == "cuda":
             torch.cuda.set_device(args.device)
-            made = _features.works(suite, device, torch.bfloat16, draw=(args.seed, args.count))
-        else:
+        if device == "cpu" and suite in _features.CPU_SUITES:
             made = _features.CPU_SUITES[suite]()
+        else:
+            dtype = torch.bfloat16 if device == "cuda" else torch.float32
+            made = _features.works(suite, device, dtype, draw=(args.seed, args.count))
         for work in made:
             number += 1
             if number < args.start:
@@ -216,7 +227,8 @@ def run(args: Any) -> int:
                 rows[0]["of_roof"] = _of_roof(session, work, rows[0]["us_median"])
             busy += others > MOST_BY_OTHERS
             for row in rows:
-                row = row | {"impl": _versioned(row["impl"])} | provenance
+                seed = {"seed": args.seed} if suite in DRAWN else {}
+                row = row | {"impl": _versioned(row["impl"])} | seed | provenance
                 kept.add(row, is_evidence=others <= MOST_BY_OTHERS)
     if not args.json:
         print(table(kept.every))

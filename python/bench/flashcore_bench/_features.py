@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashcore_attn import flash_attn_func, flash_attn_varlen_func, flex_attention, scaled_dot_product_attention
 
-from ._problem import OURS, RANDOM_BACKWARD
+from ._problem import OURS, RANDOM_BACKWARD, RANDOM_CPU, ROWS_CPU
 
 Call = Callable[[], Any]
 
@@ -39,6 +39,7 @@ class Work:
     as_heads: dict[str, Callable[[Any], Tensor]] = dataclasses.field(default_factory=dict)
     pairs: float = 0.0  # visible pairs of query and key of a head, all batch entries together
     bytes: float = 0.0  # that the kernel must read, where reading limits it
+    before: Callable[[], Any] = lambda: None  # what the process computes before each call, without being timed
     graphs = True  # calls are timed in a CUDA graph
     mode = staticmethod(torch.inference_mode)
 
@@ -474,9 +475,8 @@ def _training_on_cpu() -> Iterable[Work]:
     return works_on_cpu()
 
 
-#: Suites that are raced on a CPU.
+#: Suites that are raced on a GPU, with other problems on a CPU.
 CPU_SUITES: dict[str, Callable[[], Iterable[Work]]] = {
-    "features": lambda: on_cpu(),
     "decode": _decode_on_cpu,
     "backward": _training_on_cpu,
 }
@@ -503,6 +503,10 @@ def works(
         from ._training import random_works
 
         return random_works(device, shrunk, *draw)
+    if suite in (RANDOM_CPU, ROWS_CPU):
+        from ._on_cpu import works as on_cpu_drawn
+
+        return on_cpu_drawn(suite, *draw)
     if suite == "features":
         return on_cpu(dtype) if shrunk == 1 else on_cpu(dtype, 2048 // shrunk, 2, 32)
     return GPU_SUITES[suite](device, dtype, shrunk)

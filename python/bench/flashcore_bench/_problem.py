@@ -11,6 +11,11 @@ from flashcore_attn._errors import invalid
 OURS = "flashcore"  # the name in rows that is reserved for FlashCore's kernels
 RANDOM = "random"  # the suite of problems that a seed draws
 RANDOM_BACKWARD = "random-backward"  # the gradients of such problems
+RANDOM_CPU, ROWS_CPU = "random-cpu", "rows-cpu"  # random calls on the CPU, and those of few query rows
+#: Suites that are raced on a CPU.
+ON_CPU = ("features", RANDOM_CPU, ROWS_CPU)
+#: Suites whose problems a seed draws.
+DRAWN = (RANDOM, RANDOM_BACKWARD, RANDOM_CPU, ROWS_CPU)
 
 EXPECTED = (
     "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, "

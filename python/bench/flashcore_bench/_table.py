@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ._problem import OURS, RANDOM, RANDOM_BACKWARD
+from ._problem import DRAWN, OURS
 from ._race import Row
 
 Comparison = dict[str, Any]
@@ -102,7 +102,7 @@ def of_ratios(suite: str, ratios: list[tuple[float, str]], mode: str = "") -> li
         f"{suite}{mode}: {mean:.3f} times as fast as the best peer (geometric mean of {len(ratios)}), "
         f"least {least:.3f} at {where}"
     ]
-    if suite in (RANDOM, RANDOM_BACKWARD):
+    if suite in DRAWN:
         behind = sum(ratio < 1 for ratio, _ in ratios)
         lines.append(f"behind the best peer: {behind} of {len(ratios)} ({behind / len(ratios):.1%})")
         lines += [f"  {ratio:.3f}  {problem}" for ratio, problem in sorted(ratios)[:_WORST]]

@@ -35,7 +35,7 @@ def test_a_wrong_contestant_is_not_timed():
 
 
 def test_every_gpu_suite_is_known_to_the_command():
-    assert {*_features.GPU_SUITES, "features", "random-backward"} == set(__main__.FEATURES)
+    assert {*_features.GPU_SUITES, *__main__.ON_CPU, "random-backward"} == set(__main__.FEATURES)
 
 
 def test_random_backward_problems_are_those_of_the_seed():
@@ -44,6 +44,14 @@ def test_random_backward_problems_are_those_of_the_seed():
     assert len(set(names)) > 1 and names != [work.name for work in _training.random_works("cpu", 512, 8, 5)]
     with pytest.raises(SystemExit):
         __main__.main(["--suite", "step", "--seed", "3"])
+
+
+def test_random_calls_on_the_cpu_are_those_of_the_seed():
+    for suite, rows in (("random-cpu", range(17, 2049)), ("rows-cpu", range(1, 17))):
+        first, again, other = ([*_features.works(suite, "cpu", torch.float32, 1, (seed, 8))] for seed in (7, 7, 8))
+        assert [work.name for work in first] == [work.name for work in again] != [work.name for work in other]
+        assert all(torch.equal(a.q, b.q) and a.q.shape[2] in rows for a, b in zip(first, again))
+    assert {work.name.split()[-1] for work in first + other} >= {"mask"}
 
 
 def test_the_summary_takes_the_best_peer_of_each_problem():

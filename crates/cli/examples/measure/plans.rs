@@ -3,8 +3,9 @@
 //! `plans add TABLE.jsonl [ROWS.jsonl …]` adds the rows of `tune --sweep` to the table of sweeps
 //! (`crates/kernels/tuned/sweep.jsonl`), with plans that are faster than those of the table, and weighs all
 //! times anew. `plans regret [--evidence FILE] [ROWS.jsonl …]` prints how much longer the chosen plans take
-//! than the fastest measured ones: for each problem of the shipped table by the other problems' times, and
-//! for the problems of the files, which should be none of the table. `plans factors` prints the factors of
+//! than the fastest measured ones: for each problem of the shipped table by the other problems' times, for
+//! folds of them, of which no factor and no error is known, and for the problems of the files, which should
+//! be none of the table. `plans factors` prints the factors of
 //! the families.
 
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use bench::provenance::built_from;
+use bench::provenance::Provenance;
 use host::store::append_line;
 use kernels::select::{self, Device, Shape, Sweep, SweepLine, SweptTimes, TunedTable};
 use kernels::{Arch, Plan};
@@ -28,6 +29,9 @@ type Error = Box<dyn std::error::Error>;
 const MOST_PLANS: usize = 16;
 /// A plan joins the list if the mean time falls by at least this share.
 const LEAST_GAIN: f64 = 0.0005;
+/// The measure of choices for folds of the table's problems, and their number.
+const FOLDED: &str = "folds";
+const FOLDS: usize = 6;
 
 /// A row of `tune --sweep`.
 #[derive(Deserialize)]
@@ -222,14 +226,27 @@ impl Regret {
 
 const DEVICE: Device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
-/// Prints regrets. With a file for evidence, appends those of problems that are in no fit; the rows have the
-/// provenance of the times, and the commit of the choices.
+/// Prints regrets. With a file for evidence, appends those of folds and of problems that are in no fit. Rows
+/// of the latter have the provenance of the times, and the commit of the choices.
 fn regret(files: &[String], evidence: Option<&String>) -> Result<(), Error> {
-    let mut left_out = Regret::new("left_out");
-    for held in Sweep::builtin().held_back() {
-        left_out.add(&held.problem, &held.plan, held.us, held.best);
+    let sweep = Sweep::builtin();
+    let now = Provenance::of_cpu(Path::new("."), 1);
+    let append = |regret: &Regret, about: &Value| -> Result<(), Error> {
+        let Some(file) = evidence else { return Ok(()) };
+        let commit = now.commit.as_ref().ok_or("a row needs a build of a clean commit")?;
+        let row = with(with(regret.row(), about), &json!({ "commit": commit }));
+        Ok(append_line(Path::new(file), &row.to_string())?)
+    };
+    for (measure, all) in [("left_out", sweep.held_back()), (FOLDED, sweep.folds(FOLDS))] {
+        let mut regret = Regret::new(measure);
+        all.iter().for_each(|held| regret.add(&held.problem, &held.plan, held.us, held.best));
+        regret.show();
+        if measure == FOLDED {
+            let about =
+                json!({ "device": DEVICE.name, "driver": "swept times", "when": now.when, "run": now.run });
+            append(&regret, &about)?;
+        }
     }
-    left_out.show();
     println!("{:.0} µs for a choice in the median, on this machine", choice_us()?);
     let all = read(files)?;
     let Some(first) = all.iter().flat_map(|swept| &swept.rows).next() else { return Ok(()) };
@@ -237,14 +254,9 @@ fn regret(files: &[String], evidence: Option<&String>) -> Result<(), Error> {
     for (measure, table) in [("predicted", TunedTable::builtin()), ("nearest_row", &nearest)] {
         let mut regret = Regret::of(measure, table, &all)?;
         regret.show();
-        if let Some(file) = evidence {
-            let commit = built_from().ok_or("a row needs a build that knows its commit")?;
-            let others = ["device", "driver", "clocks_mhz", "compiler", "when"];
-            let others = others.map(|name| (name, first.others.get(name).cloned().unwrap_or_default()));
-            let row = with(regret.row(), &BTreeMap::from(others));
-            let row = with(row, &json!({ "commit": commit, "run": first.run }));
-            append_line(Path::new(file), &row.to_string())?;
-        }
+        let others = ["device", "driver", "clocks_mhz", "compiler", "when"];
+        let others = others.map(|name| (name, first.others.get(name).cloned().unwrap_or_default()));
+        append(&regret, &with(json!({ "run": first.run }), &BTreeMap::from(others)))?;
     }
     Ok(())
 }

@@ -94,6 +94,12 @@ pub(super) fn load<S: Simd>(
     let (rows, first_key, keys) =
         if is_by_keys { (shape.width, shape.first, lines) } else { (lines, 0, shape.width.min(loads.keys)) };
     let first_row = if is_by_keys { 0 } else { shape.first };
+    // The keys of a block usually are elements that follow each other.
+    let mut of_keys = dimensions.clone().filter(|d| axes(d) == Axes::Key);
+    let run = match (of_keys.next(), of_keys.next()) {
+        (Some(d), None) if keys > 0 => d.run(&known.keys[d.index][first_key..][..keys]),
+        _ => None,
+    };
     let sums = |of: Axes, values: &[Vec<f32>], first: usize, count: usize, sums: &mut Vec<usize>| {
         sums.clear();
         sums.resize(count, 0);
@@ -103,23 +109,25 @@ pub(super) fn load<S: Simd>(
         }
     };
     sums(Axes::Row, known.rows, first_row, rows, &mut loads.rows_at);
-    sums(Axes::Key, known.keys, first_key, keys, &mut loads.keys_at);
+    if run.is_none() {
+        sums(Axes::Key, known.keys, first_key, keys, &mut loads.keys_at);
+    }
     let constant = dimensions.clone().filter(|d| axes(d) == Axes::None);
     let start: usize = constant.map(|d| d.offset(known.rows[d.index][0])).sum();
     loads.rows_at.iter_mut().for_each(|at| *at += start);
     let Loads { rows_at, keys_at, by_rows, .. } = loads;
-    let is_run = is_run(keys_at);
+    let run = run.or_else(|| keys_at.first().copied().filter(|_| is_run(keys_at)));
     if !is_by_keys {
         for (line, &row) in to.chunks_exact_mut(shape.width).zip(&*rows_at) {
             let (line, rest) = line.split_at_mut(keys);
-            line_of(s, read.data, row, keys_at, is_run, line);
+            line_of(s, read.data, row, keys_at, run, line);
             rest.fill(0.0);
         }
         return;
     }
     by_rows.resize(rows * keys, 0.0);
     for (line, &row) in by_rows.chunks_exact_mut(keys).zip(&*rows_at) {
-        line_of(s, read.data, row, keys_at, is_run, line);
+        line_of(s, read.data, row, keys_at, run, line);
     }
     s.transpose(by_rows, keys, to, shape.width, rows, keys);
 }
@@ -166,11 +174,18 @@ fn is_run(at: &[usize]) -> bool {
     at.iter().enumerate().fold(true, |run, (i, &at_i)| run & (at_i == at[0].wrapping_add(i)))
 }
 
-/// The elements of a row of the table.
+/// The elements of a row of the table: those from offset `run` on, or those at offsets.
 #[inline(always)]
-fn line_of<S: Simd>(s: S, data: TableMemory<'_>, row: usize, keys_at: &[usize], run: bool, to: &mut [f32]) {
-    if run {
-        return widen(s, data, row + keys_at[0], to);
+fn line_of<S: Simd>(
+    s: S,
+    data: TableMemory<'_>,
+    row: usize,
+    keys_at: &[usize],
+    run: Option<usize>,
+    to: &mut [f32],
+) {
+    if let Some(first) = run {
+        return widen(s, data, row + first, to);
     }
     pick(data, keys_at.iter().map(|at| row + at), to);
 }

@@ -8,7 +8,7 @@ use super::structure::Structure;
 use crate::Arch;
 
 /// Number of terms.
-pub(super) const TERMS: usize = 15;
+pub(super) const TERMS: usize = 18;
 /// The terms of a plan's time, or their factors.
 pub(super) type Terms = [f64; TERMS];
 
@@ -18,27 +18,43 @@ struct Rates {
     tensor: f64,
     /// Exponentials of an SM.
     exps: f64,
-    /// Bytes from L2, and from DRAM.
+    /// Bytes from L2, those that one SM takes from it, and bytes from DRAM.
     l2: f64,
+    port: f64,
     dram: f64,
+    /// Bytes that L2 holds.
+    held: f64,
 }
 
 /// Exponentials of an SM in a clock.
 const EXPS: f64 = 16.0;
+/// Bytes that an SM takes from L2 in a clock.
+const PORT: f64 = 64.0;
+/// The columns of a box of TMA: a narrower box takes as long.
+const BOX: usize = 64;
+/// The share of L2 in which keys and values stay while other tensors pass through.
+const KEPT: f64 = 0.6;
 
 impl Rates {
     /// Rates of the usual device of an architecture, by its data sheet (dense 16-bit products with sums in
     /// f32).
     fn of(arch: &Arch) -> Rates {
-        // Clock in MHz under load, FLOP per clock and SM, bytes per clock from L2, GB/s from DRAM.
-        let (clock, flop, l2, dram) = match arch.sm {
-            80 => (1280.0, 2048.0, 3400.0, 2039.0),
-            86 => (1700.0, 512.0, 1300.0, 936.0),
-            89 => (1600.0, 1024.0, 1200.0, 300.0),
-            90 => (1755.0, 4096.0, 3200.0, 4800.0),
-            _ => (2200.0, 512.0, 3400.0, 1792.0),
+        // Clock in MHz under load, FLOP per clock and SM, bytes per clock from L2, GB/s from DRAM, MB of L2.
+        let (clock, flop, l2, dram, held) = match arch.sm {
+            80 => (1280.0, 2048.0, 3400.0, 2039.0, 40.0),
+            86 => (1700.0, 512.0, 1300.0, 936.0, 6.0),
+            89 => (1600.0, 1024.0, 1200.0, 300.0, 48.0),
+            90 => (1755.0, 4096.0, 3200.0, 4800.0, 50.0),
+            _ => (2200.0, 512.0, 3400.0, 1792.0, 96.0),
         };
-        Rates { tensor: clock * flop, exps: clock * EXPS, l2: clock * l2, dram: dram * 1e3 }
+        Rates {
+            tensor: clock * flop,
+            exps: clock * EXPS,
+            l2: clock * l2,
+            port: clock * PORT,
+            dram: dram * 1e3,
+            held: held * 1e6,
+        }
     }
 }
 
@@ -46,7 +62,8 @@ impl Rates {
 /// products, and exponentials, of the SM with the most work; those of one warpgroup in the longest chain of
 /// steps; keys and values from L2; all tensors from DRAM; the merge by a second kernel; the merges of a
 /// cluster; rows of tiles that are loaded and stored; tiles that a counter hands out; the parts of a shared
-/// last wave; merges inside of CTAs; rows of packed tiles.
+/// last wave; merges inside of CTAs; rows of packed tiles; the first blocks of tiles, which no computation
+/// hides; keys and values that DRAM delivers again; the blocks of a CTA.
 pub(super) fn terms(at: &Structure, problem: &Problem, arch: &Arch) -> Terms {
     let rates = Rates::of(arch);
     let sms = f64::from(arch.multiprocessors.max(1));
@@ -58,12 +75,17 @@ pub(super) fn terms(at: &Structure, problem: &Problem, arch: &Arch) -> Terms {
     };
     let [products, exps] = of_scores(at.rows, at.step_keys);
     let alone: f64 = of_scores(at.rows.min(at.unit_rows), at.step_keys / at.warpgroups).iter().sum();
-    let copied = at.ctas as f64 * at.mean_steps * 2.0 * f64::from(at.step_keys) * (dim + dim_v);
+    let columns = problem.head_dim.next_multiple_of(BOX) + problem.head_dim_v.next_multiple_of(BOX);
+    let block = f64::from(at.step_keys) * 2.0 * columns as f64;
     let of_heads = |heads: usize, rows: usize| (problem.batch * heads * rows) as f64 * 2.0 * (dim + dim_v);
-    let tensors = of_heads(problem.heads_q, problem.seq_q) + of_heads(problem.heads_kv, problem.seq_kv);
+    let keys = of_heads(problem.heads_kv, problem.seq_kv);
+    let tensors = of_heads(problem.heads_q, problem.seq_q) + keys;
     let merged = if at.merges { bytes_of_parts(at, problem) / rates.dram + 1.0 } else { 0.0 };
     let rows = tiles * f64::from(at.rows) * dim_v / 1e4;
-    let clusters = if at.parts > 1 && !at.merges { tiles } else { 0.0 };
+    let clusters = if at.parts > 1 && !at.merges { tiles * f64::from(at.parts) } else { 0.0 };
+    // The tiles of a head are in all waves, or in as many as there are tiles. Each reads all keys and values.
+    let passes = (at.ctas as f64 / (sms * f64::from(at.resident))).clamp(1.0, at.tiles_of_head as f64);
+    let again = if at.heads_first { (keys / (KEPT * rates.held) - 1.0).clamp(0.0, 1.0) } else { 0.0 };
     [
         1.0,
         tiles,
@@ -71,7 +93,7 @@ pub(super) fn terms(at: &Structure, problem: &Problem, arch: &Arch) -> Terms {
         busiest * products,
         busiest * exps,
         steps * alone,
-        copied / rates.l2,
+        at.ctas as f64 * at.mean_steps * block / rates.l2,
         tensors / rates.dram,
         merged,
         clusters,
@@ -80,6 +102,9 @@ pub(super) fn terms(at: &Structure, problem: &Problem, arch: &Arch) -> Terms {
         parts * f64::from(at.rows) * dim_v * 8.0 / rates.l2,
         tiles * f64::from(at.merging).log2(),
         if at.is_packed { rows } else { 0.0 },
+        tiles * block / rates.port,
+        again * (passes - 1.0) * keys / rates.dram,
+        steps * block / rates.port,
     ]
 }
 

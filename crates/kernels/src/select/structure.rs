@@ -3,9 +3,9 @@
 use problem::Problem;
 use tile::{Handout, Tail, TileOrder, WARPGROUP_ROWS};
 
-use crate::forward::mma::MmaPlan;
+use crate::forward::mma::{CtaOrder, MmaPlan};
 use crate::forward::packing::{packed_heads, whole_positions};
-use crate::forward::small::{AtOncePlan, StreamedPlan};
+use crate::forward::small::{AtOncePlan, RowOrder, StreamedPlan};
 use crate::forward::wgmma::WgmmaPlan;
 use crate::{Arch, Plan};
 
@@ -42,6 +42,8 @@ pub(super) struct Structure {
     pub shares_tail: bool,
     pub handout: Handout,
     pub longest_first: bool,
+    /// Whether the tiles of a head start far apart, after tiles of all other heads.
+    pub heads_first: bool,
 }
 
 /// The statements of the families about their plans.
@@ -86,6 +88,12 @@ impl Structure {
             }
             _ => (false, Handout::Grid, true),
         };
+        let heads_first = match plan {
+            Plan::Mma(plan) => plan.tile_order == CtaOrder::HeadsFirst,
+            Plan::SmallStreamed(plan) => plan.tile_order != RowOrder::ByHead,
+            Plan::SmallAtOnce(plan) => plan.tile_order != RowOrder::ByHead,
+            _ => false,
+        };
         Some(Structure {
             rows: stated.rows,
             unit_rows: if matches!(plan, Plan::Mma(_)) { stated.rows } else { WARPGROUP_ROWS },
@@ -105,6 +113,7 @@ impl Structure {
             shares_tail,
             handout,
             longest_first,
+            heads_first,
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Plans whose times on many random problems were measured (`cargo xtask measure tune --sweep`), and the
 //! prediction of their times on other problems.
 
+use std::collections::HashSet;
 use std::sync::OnceLock;
 
 use attend::Packing;
@@ -27,21 +28,42 @@ const ALONE: f64 = 0.3;
 /// The packings of each plan.
 const PACKINGS: [Packing; 2] = [Packing::Apart, Packing::Packed];
 
-/// The factors of a family's plans, fitted to the swept problems, to the tuned table and to
-/// `evidence/h200.jsonl`.
+/// Factors without measured times, towards which a fit is pulled a little: of DRAM that delivers keys again,
+/// by its rate; of other terms, a small part of the time.
+const NEAR: Terms =
+    [1.0, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.45, 1.0, 0.45];
+/// The weight of that pull.
+const PULL: f64 = 0.003;
+
+/// The factors of a family's plans ([`Sweep::families`]).
 const FAMILIES: [(&str, Terms); 4] = [
-    ("mma", [1.686, 0.0, 0.242, 1.309, 0.091, 0.945, 0.169, 0.659, 0.787, 0.0, 0.273, 0.5, 0.5, 0.227, 0.1]),
+    (
+        "mma",
+        [
+            1.435, 0.0, 0.158, 1.366, 0.76, 0.232, 0.086, 0.339, 0.578, 0.3, 0.09, 0.3, 0.3, 0.007, 0.3,
+            1.118, 0.044, 0.73,
+        ],
+    ),
     (
         "wgmma",
-        [1.877, 0.004, 0.105, 0.299, 0.655, 0.488, 0.152, 0.068, 0.0, 0.0, 0.693, 0.585, 1.369, 0.2, 0.202],
+        [
+            2.096, 0.0, 0.05, 0.282, 0.638, 0.0, 0.186, 0.102, 0.3, 0.3, 0.637, 0.511, 1.258, 0.3, 0.214,
+            0.0, 1.0, 0.699,
+        ],
     ),
     (
         "small_streamed",
-        [0.934, 0.358, 0.147, 0.006, 1.299, 0.736, 0.032, 0.407, 0.0, 0.724, 1.078, 0.5, 0.5, 0.326, 0.047],
+        [
+            0.825, 0.48, 0.227, 0.157, 0.935, 0.0, 0.089, 0.347, 0.3, 0.348, 0.87, 0.3, 0.3, 0.3, 0.014,
+            0.72, 0.782, 0.649,
+        ],
     ),
     (
         "small_at_once",
-        [1.143, 0.028, 0.028, 2.272, 0.0, 0.06, 0.158, 0.0, 0.0, 0.766, 0.826, 0.5, 0.5, 1.126, 0.285],
+        [
+            0.908, 0.356, 0.356, 0.428, 0.364, 0.121, 0.121, 0.356, 0.3, 0.385, 0.556, 0.3, 0.3, 0.479,
+            0.315, 0.555, 1.0, 0.555,
+        ],
     ),
 ];
 
@@ -227,7 +249,7 @@ impl Sweep {
 
     /// The lines of the table, with the weights of all times.
     pub fn weighed(&self) -> Vec<SweepLine> {
-        let (times, errors) = self.errors();
+        let (times, errors) = self.errors(&FAMILIES);
         let mut lines = Vec::new();
         let mut weights = times.iter().zip(errors.weights()).peekable();
         for (number, group) in self.groups.iter().enumerate() {
@@ -249,43 +271,76 @@ impl Sweep {
     }
 
     /// The choice for each measured problem by the times of all other problems (leave one out), among the
-    /// plans that were measured.
+    /// plans that were measured. The factors are those of all problems.
     pub fn held_back(&self) -> Vec<HeldBack> {
-        let (times, errors) = self.errors();
+        let (times, errors) = self.errors(&FAMILIES);
         let weights = errors.weights();
+        let of = |problem: &Vec<usize>| self.chosen(&times, problem, &errors.left_out(problem, &weights));
+        self.problems(&times).iter().filter_map(of).collect()
+    }
+
+    /// Like [`Sweep::held_back`], but of each fold of the problems, neither factors nor errors are known.
+    pub fn folds(&self, folds: usize) -> Vec<HeldBack> {
         let mut all = Vec::new();
-        let mut start = 0;
-        for row in times.chunk_by(|a, b| {
-            let problem = |time: &Time| &self.groups[time.group].rows[time.row].problem;
-            a.group == b.group && problem(a) == problem(b)
-        }) {
-            let some: Vec<usize> = (start..start + row.len()).collect();
-            start += row.len();
-            if row.len() < LEAST_PLANS {
-                continue;
+        for fold in 0..folds {
+            let problems = self.problems(&self.errors(&FAMILIES).0);
+            let is_out = |number: usize| number % folds == fold;
+            let out: Vec<Vec<usize>> = problems
+                .into_iter()
+                .enumerate()
+                .filter(|(number, _)| is_out(*number))
+                .map(|(_, at)| at)
+                .collect();
+            let some = out.concat();
+            let (times, errors) = self.errors(&self.fitted(&some));
+            let corrections = errors.left_out(&some, &errors.weights());
+            let mut rest = &corrections[..];
+            for problem in &out {
+                let (own, others) = rest.split_at(problem.len());
+                rest = others;
+                all.extend(self.chosen(&times, problem, own));
             }
-            let corrections = errors.left_out(&some, &weights);
-            let predicted =
-                row.iter().zip(corrections).map(|(time, error)| (time, time.estimate * error.exp()));
-            let Some((time, predicted)) = predicted.min_by(|a, b| a.1.total_cmp(&b.1)) else { continue };
-            let group = &self.groups[time.group];
-            let problem = &group.rows[time.row].problem;
-            let plan = packed(&group.stated.plans[time.plan - group.first], PACKINGS[time.packing], problem);
-            let best = row.iter().map(|time| time.us).fold(f64::INFINITY, f64::min);
-            let problem = problem.clone();
-            all.extend(plan.map(|plan| HeldBack { problem, plan, predicted, us: time.us, best }));
         }
         all
     }
 
-    /// All measured times, and their errors.
-    fn errors(&self) -> (Vec<Time>, Errors) {
+    /// The indices of the times of each problem.
+    fn problems(&self, times: &[Time]) -> Vec<Vec<usize>> {
+        let problem = |time: &Time| &self.groups[time.group].rows[time.row].problem;
+        let mut end = 0;
+        let of = |times: &[Time]| {
+            end += times.len();
+            (end - times.len()..end).collect()
+        };
+        times.chunk_by(|a, b| a.group == b.group && problem(a) == problem(b)).map(of).collect()
+    }
+
+    /// The choice for a problem with some times, each of which has a correction. `None` with few plans.
+    fn chosen(&self, times: &[Time], problem: &[usize], corrections: &[f64]) -> Option<HeldBack> {
+        let times: Vec<&Time> = problem.iter().map(|&at| &times[at]).collect();
+        // A plan may have several times, of several runs.
+        let plans: HashSet<_> = times.iter().map(|time| (time.plan, time.packing)).collect();
+        if plans.len() < LEAST_PLANS {
+            return None;
+        }
+        let predicted =
+            times.iter().zip(corrections).map(|(time, error)| (time, time.estimate * error.exp()));
+        let (time, predicted) = predicted.min_by(|a, b| a.1.total_cmp(&b.1))?;
+        let group = &self.groups[time.group];
+        let problem = group.rows[time.row].problem.clone();
+        let plan = packed(&group.stated.plans[time.plan - group.first], PACKINGS[time.packing], &problem)?;
+        let best = times.iter().map(|time| time.us).fold(f64::INFINITY, f64::min);
+        Some(HeldBack { problem, plan, predicted, us: time.us, best })
+    }
+
+    /// All measured times, and their errors, by the factors of the families.
+    fn errors(&self, families: &[(&'static str, Terms)]) -> (Vec<Time>, Errors) {
         let mut times = Vec::new();
         for (number, group) in self.groups.iter().enumerate() {
             for (row, plan, packing, at, us) in group.times() {
                 let problem = &group.rows[row].problem;
                 let terms = model::terms(&at, problem, &group.arch());
-                let estimate = model::time(&terms, &family_factors(&group.stated.plans[plan]));
+                let estimate = model::time(&terms, &factors_of(families, &group.stated.plans[plan]));
                 times.push(Time { group: number, row, plan: group.first + plan, packing, us, estimate });
             }
         }
@@ -299,24 +354,30 @@ impl Sweep {
         (times, errors)
     }
 
-    /// The factors of each family that fit all rows best.
+    /// The factors of each family that fit all times best.
     pub fn families(&self) -> Vec<(&'static str, Terms)> {
-        let of = |&(family, near): &(&'static str, Terms)| {
-            let mut all = Vec::new();
-            for group in &self.groups {
-                let of_family =
-                    group.times().filter(|(_, plan, ..)| group.stated.plans[*plan].family() == family);
-                all.extend(of_family.map(|(row, _, _, at, us)| {
-                    let Measured { problem, times, .. } = &group.rows[row];
-                    let best = times.measured().fold(f64::INFINITY, f64::min);
-                    let weight =
-                        if times.measured().count() < LEAST_PLANS { ALONE } else { (best / us).powi(2) };
-                    (model::terms(&at, problem, &group.arch()), us, weight)
-                }));
+        self.fitted(&[])
+    }
+
+    /// The factors of each family that fit all times best but those with some indices.
+    fn fitted(&self, without: &[usize]) -> Vec<(&'static str, Terms)> {
+        let (mut number, mut measured) = (0, vec![Vec::new(); FAMILIES.len()]);
+        for group in &self.groups {
+            for (row, plan, _, at, us) in group.times() {
+                let Measured { problem, times, .. } = &group.rows[row];
+                let best = times.measured().fold(f64::INFINITY, f64::min);
+                let weight = if times.measured().count() < LEAST_PLANS { ALONE } else { (best / us).powi(2) };
+                let family = group.stated.plans[plan].family();
+                let of = FAMILIES.iter().position(|(name, _)| *name == family);
+                if let Some(of) = of.filter(|_| !without.contains(&number)) {
+                    measured[of].push((model::terms(&at, problem, &group.arch()), us, weight));
+                }
+                number += 1;
             }
-            (family, model::fit(&all, &near, 0.003))
-        };
-        FAMILIES.iter().map(of).collect()
+        }
+        let fit =
+            |(family, times): (&(&'static str, Terms), Vec<_>)| (family.0, model::fit(&times, &NEAR, PULL));
+        FAMILIES.iter().zip(measured).map(fit).collect()
     }
 }
 
@@ -427,15 +488,15 @@ impl Group {
 }
 
 /// The factors of a plan's family.
-fn family_factors(plan: &Plan) -> Terms {
-    let of = FAMILIES.iter().find(|(family, _)| *family == plan.family());
+fn factors_of(families: &[(&'static str, Terms)], plan: &Plan) -> Terms {
+    let of = families.iter().find(|(family, _)| *family == plan.family());
     of.map_or([1.0; TERMS], |(_, factors)| *factors)
 }
 
 /// The time of a plan by the factors of its family, µs.
 fn estimate(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<f64> {
     let structure = Structure::of(plan, problem, arch)?;
-    Some(model::time(&model::terms(&structure, problem, arch), &family_factors(plan)))
+    Some(model::time(&model::terms(&structure, problem, arch), &factors_of(&FAMILIES, plan)))
 }
 
 /// The plan with the heads of a group apart and packed, adapted to the problem. `None` where the plan or the
@@ -539,7 +600,11 @@ mod tests {
         }
         let held_back = sweep.held_back();
         assert_eq!(held_back.len(), problems().len() / 2, "three plans are too few to show the fastest");
-        assert!(held_back.iter().all(|held| held.us == held.best), "{held_back:?}");
+        // Packed and apart, a plan may take equal times but for some hundredths of a percent.
+        assert!(held_back.iter().all(|held| held.us < 1.001 * held.best), "{held_back:?}");
+        let folds = sweep.folds(4);
+        assert_eq!(folds.len(), held_back.len());
+        assert!(folds.iter().all(|held| held.us < 1.1 * held.best), "{folds:?}");
     }
 
     #[test]

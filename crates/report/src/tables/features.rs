@@ -11,8 +11,10 @@ use super::render::line;
 use super::{TableError, parsed};
 
 /// The suites with such rows.
-const SUITES: [&str; 11] = [
+const SUITES: [&str; 13] = [
     "features",
+    "random-cpu",
+    "rows-cpu",
     "softcap",
     "sinks",
     "packed",

@@ -6,7 +6,7 @@ use std::path::Path;
 use maud::Markup;
 use serde::Deserialize;
 
-use super::render::{line, place_of};
+use super::render::{day_of, line};
 use super::{TableError, parsed};
 use crate::chart::standalone;
 use crate::panels::{Panel, Scale, panels};
@@ -21,34 +21,39 @@ struct Row {
     /// How much longer the chosen plan takes than the fastest one, for each problem, the most first.
     longer: Vec<f64>,
     device: String,
-    driver: String,
     #[serde(default)]
     commit: Option<String>,
-    run: String,
     when: String,
 }
 
 impl Row {
     fn choice(&self) -> &'static str {
-        if self.measure == "predicted" { "of shortest predicted time" } else { "of the nearest row" }
+        match self.measure.as_str() {
+            "predicted" => "of shortest predicted time",
+            "folds" => "of shortest predicted time, six folds",
+            _ => "of the nearest row",
+        }
     }
 }
 
-/// The newest run and its picture. `None` without rows.
+/// The newest row of each measure and their picture. `None` without rows.
 pub(super) fn table(path: &Path) -> Result<Option<(String, String)>, TableError> {
     let rows: Vec<Row> = parsed(path, |row| row["suite"] == SUITE)?;
     let Some(newest) = rows.iter().max_by(|a, b| a.when.cmp(&b.when)) else { return Ok(None) };
-    let shown: Vec<&Row> = rows.iter().filter(|row| row.run == newest.run).collect();
-    let titles = ["plan", "problems", "longer in the mean", "longer at worst"];
-    let mut lines = vec![line(&titles), line(&[":--", "--:", "--:", "--:"])];
+    let of =
+        |measure: &&str| rows.iter().filter(|row| row.measure == *measure).max_by(|a, b| a.when.cmp(&b.when));
+    let shown: Vec<&Row> = ["folds", "predicted", "nearest_row"].iter().filter_map(of).collect();
+    let titles = ["plan", "problems", "longer in the mean", "longer at worst", "commit"];
+    let mut lines = vec![line(&titles), line(&[":--", "--:", "--:", "--:", ":--"])];
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     for row in &shown {
         let worst = row.longer.first().copied().unwrap_or_default();
-        let cells = [row.longer.len().to_string(), percent(row.mean), percent(worst)];
+        let commit = format!("{}, {}", row.commit.as_deref().unwrap_or("none"), day_of(&row.when));
+        let cells = [row.longer.len().to_string(), percent(row.mean), percent(worst), commit];
         lines.push(line(&[vec![row.choice().to_owned()], cells.to_vec()].concat()));
     }
     lines.push(String::new());
-    lines.push(place_of(&newest.device, &newest.driver, newest.commit.as_deref(), &newest.when));
+    lines.push(format!("{}.  ", newest.device));
     Ok(Some((lines.join("\n"), standalone(&chart(&shown)))))
 }
 
@@ -68,11 +73,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_newest_run_is_shown() {
+    fn the_newest_row_of_each_measure_is_shown() {
         let row = |measure: &str, when: &str, mean: f64| {
             json!({
                 "suite": SUITE, "measure": measure, "mean": mean, "longer": [0.125, 0.0],
-                "device": "NVIDIA H200", "driver": "CUDA 13.0", "commit": "abc", "run": when, "when": when,
+                "device": "NVIDIA H200", "commit": "abc", "when": when,
             })
             .to_string()
         };
@@ -82,11 +87,17 @@ mod tests {
             row("predicted", "2026-01-01", 0.07),
             row("predicted", "2026-01-02", 0.02),
             row("nearest_row", "2026-01-02", 0.09),
+            row("folds", "2026-01-03", 0.03),
         ];
         std::fs::write(&path, rows.join("\n")).unwrap();
         let (text, picture) = table(&path).unwrap().unwrap();
-        assert!(text.contains("predicted time | 2 | 2.0 % | 12.5 % |"), "{text}");
-        assert!(text.contains("nearest row | 2 | 9.0 % |") && !text.contains("7.0 %"), "{text}");
+        assert!(text.contains("predicted time | 2 | 2.0 % | 12.5 % | abc, 2026-01-02 |"), "{text}");
+        assert!(
+            text.contains("nearest row | 2 | 9.0 % |")
+                && text.contains("folds | 2 | 3.0 %")
+                && !text.contains("7.0 %"),
+            "{text}"
+        );
         assert!(picture.contains("plan of the nearest row, 1: 12.5 %"), "{picture}");
         assert!(table(&scratch.path("none.jsonl")).unwrap().is_none());
     }
