@@ -1,5 +1,5 @@
-//! The tasks of a call: the rows and keys of each, the order in which they are started, and the threads that run
-//! them.
+//! The tasks of a call: the rows and keys of each, the order in which they are started, and the threads that
+//! run them.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -124,7 +124,8 @@ impl Call<'_> {
         self.problem.seq_kv.div_ceil(self.part_keys()).max(1)
     }
 
-    /// The tasks in the order in which they are started. Those of a part of a sequence's keys follow one another.
+    /// The tasks in the order in which they are started. Those of a part of a sequence's keys follow one
+    /// another.
     fn tasks(&self) -> Vec<Task> {
         let p = self.problem;
         let (together, block_q, part_keys) = (self.together, self.plan.block_q, self.part_keys());

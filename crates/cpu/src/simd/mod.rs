@@ -207,8 +207,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Vectors side by side in the widest register tile.
     const MAX_VECTORS: usize;
-    /// Whether steps of few rows are compiled for elements in place. Plain Rust has no such steps, which would
-    /// take half as long again to compile.
+    /// Whether steps of few rows are compiled for elements in place. Plain Rust has no such steps, which
+    /// would take half as long again to compile.
     const IN_PLACE: bool;
     /// Maximum number of rows of the register tile with one, two, three and four vectors.
     const TILE_ROWS: [usize; 4];
@@ -346,7 +346,8 @@ pub(crate) fn widen<S: Simd>(s: S, from: Elements<'_>, to: &mut [f32]) {
     }
 }
 
-/// Widens `from` into the first elements of `to` by loops that vectorise, for the instruction set of the caller.
+/// Widens `from` into the first elements of `to` by loops that vectorise, for the instruction set of the
+/// caller.
 #[inline(always)]
 fn widen_plain(from: Elements<'_>, to: &mut [f32]) {
     match from {
