@@ -16,8 +16,8 @@ from . import _bench
 from ._problem import DRAWN, EXPECTED, ON_CPU, OURS, RANDOM, RANDOM_BACKWARD, Problem
 from ._rows import Rows
 
-#: Suites of features other than even lengths: those of ``ON_CPU`` on a CPU, ``decode`` and ``backward`` on a CPU or a
-#: GPU, the others on a GPU.
+#: Suites of features other than even lengths: those of ``ON_CPU`` on a CPU, ``decode`` and ``backward`` on a
+#: CPU or a GPU, the others on a GPU.
 FEATURES = (
     *ON_CPU, "softcap", "sinks", "packed", "documents", "bias", "decode", "backward", RANDOM_BACKWARD, "step", "gpt",
 )  # fmt: skip
