@@ -287,7 +287,7 @@ fn what_ships_races_last() {
 /// The promoted candidate need not be the best: the best one may lose on a held-out problem.
 #[test]
 fn the_promoted_one_is_described_where_it_is_not_the_best() {
-    let (page, config, mut evolution) = alone("second-best", 60, 12);
+    let (_page, config, mut evolution) = alone("second-best", 60, 12);
     let own = config.cases[0].problem;
     let mut first = None;
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
@@ -431,7 +431,7 @@ fn a_candidates_own_fault_is_its_own() {
 /// A failed race is not a wrong output, and its message is reported.
 #[test]
 fn a_held_out_race_that_breaks_down_is_no_wrong_answer() {
-    let (page, config, mut evolution) = alone("held-crash", 60, 12);
+    let (_page, config, mut evolution) = alone("held-crash", 60, 12);
     let own = config.cases[0].problem;
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
         if task.stage == Stage::HeldOut && task.problem != own {
@@ -449,7 +449,7 @@ fn a_held_out_race_that_breaks_down_is_no_wrong_answer() {
 /// After a fault of the incumbent, the race is repeated.
 #[test]
 fn an_incumbents_fault_is_not_the_candidates() {
-    let (page, config, mut evolution) = alone("incumbent", 40, 12);
+    let (_page, config, mut evolution) = alone("incumbent", 40, 12);
     let mut tries: BTreeMap<CandidateId, usize> = BTreeMap::new();
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
         if task.stage == Stage::Race {

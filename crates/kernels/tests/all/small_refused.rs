@@ -9,6 +9,9 @@ use tile::{RowStore, Turns};
 
 const ARCH: Arch = Arch::SM_90;
 
+/// A change of a plan, and how the reason begins for which the plan is refused.
+type Refused<P> = (fn(&mut P), &'static str);
+
 #[test]
 fn plans_that_cannot_work_are_refused_with_the_reason() {
     let mission = Problem::mission();
@@ -28,7 +31,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
         change(&mut plan);
         Plan::from(plan).check(&mission, &ARCH).expect_err("refused").to_string()
     };
-    let at_once_plans: [(fn(&mut AtOncePlan), &str); 13] = [
+    let at_once_plans: [Refused<AtOncePlan>; 13] = [
         (|p| p.cluster = 3, "invalid value '3' for cluster: expected 1, 2, 4"),
         (|p| p.cluster = 1, "invalid value '512' for seq_kv: expected up to 256 with this plan"),
         (|p| p.kv_warpgroups = 0, "invalid value '0' for kv_warpgroups:"),
@@ -50,7 +53,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
             "invalid value '8' for head_dim_v / parts:",
         ),
     ];
-    let streamed_plans: [(fn(&mut StreamedPlan), &str); 5] = [
+    let streamed_plans: [Refused<StreamedPlan>; 5] = [
         (|p| p.stages = 1, "invalid value '1' for stages: expected 2 to 8"),
         (|p| p.stages = 9, "invalid value '9' for stages: expected 2 to 8"),
         (|p| p.speculative = Some(16), "invalid value '16' for speculative: expected 1 to 15"),
