@@ -114,7 +114,7 @@ fn check_proves_tensor_maps_and_products_of_warpgroups() {
             "[[arg]] 0: tensor map: invalid value '256' for box row in bytes: expected up to 128",
         ),
         ("of = \"v\"", "of = \"w\"", "invalid value 'w' for [[arg]] 2 of: expected q, k, v, out"),
-        ("role = \"out\"", "role = \"out\"\nbox = [1]", "[[arg]] 3 has role = \"out\", which takes no `box`"),
+        ("role = \"out\"", "role = \"out\", box = [1]", "[[arg]] 3 has role = \"out\", which takes no `box`"),
     ] {
         let (code, said) = check(&ptx, &launch.replacen(from, to, 1));
         assert!(code == Some(3) && said.contains(reason), "{to}: {code:?} {said}");

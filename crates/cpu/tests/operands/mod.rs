@@ -338,6 +338,28 @@ fn elements_in_place_change_no_bits() {
     }
 }
 
+/// Where rows of heads alternate in memory, a thread computes heads in turns. Their bits do not change.
+#[test]
+fn heads_in_turns_change_no_bits() {
+    let (heads, keys, dim) = (8, 203, 32);
+    let dense = Problem::new(2, heads, 1, dim, DType::F16).with_seq_kv(keys, Layout::Bhsd);
+    let alternating = dense.clone().with_layout(Layout::Bshd);
+    let inputs = Inputs::<f16>::random(&dense, 13, 2.0);
+    let alternate = |from: &[f16]| {
+        let at = |i: usize| (i / dim % heads * keys + i / dim / heads % keys) * dim + i % dim;
+        let of_entry = heads * keys * dim;
+        (0..from.len()).map(|i| from[i / of_entry * of_entry + at(i % of_entry)]).collect::<Vec<f16>>()
+    };
+    let in_turns = Inputs { q: inputs.q.clone(), k: alternate(&inputs.k), v: alternate(&inputs.v) };
+    for isa in Isa::available().into_iter().filter(|isa| isa.has_dims()) {
+        for splits in [1, 3] {
+            let plan = CpuPlan { lanes: Lanes::Dims, threads: 1, block_kv: 64, splits, ..small_plan(isa) };
+            let of = |p, inputs| run(p, inputs, &Others::default(), &plan, true);
+            assert!(of(&dense, &inputs) == of(&alternating, &in_turns), "{plan:?}");
+        }
+    }
+}
+
 #[test]
 fn parameters_change_the_answer_and_not_the_plan() {
     let mut p = Problem::new(1, 2, 64, 16, DType::F32);
