@@ -1,7 +1,7 @@
 """Attention of other libraries on the CPU, from their wheels: vLLM's kernel and llama.cpp's.
 
-Neither library is imported: vLLM's operators are loaded from the shared library in its package, and ggml's functions
-are those that the wheel of xllamacpp exports.
+Neither library is imported. vLLM's operators are loaded from the shared library in its package. The wheel of
+xllamacpp exports ggml's functions.
 """
 
 from __future__ import annotations

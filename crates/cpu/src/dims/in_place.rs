@@ -176,8 +176,8 @@ impl<S: Simd, T: Element> ValueRows<S> for Ahead<'_, T> {
     }
 }
 
-/// Adds to `ROWS × VECTORS` vectors of O, whose rows are `dim` elements apart, from row `row` and column `at`
-/// on. Returns `ROWS`.
+/// Adds to `ROWS × VECTORS` vectors of O from row `row` and column `at` on. Rows of O are `dim` elements
+/// apart. Returns `ROWS`.
 #[inline(always)]
 fn tile<S: Simd, T: Element, const ROWS: usize, const VECTORS: usize>(
     s: S,

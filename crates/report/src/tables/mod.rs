@@ -242,7 +242,7 @@ fn entries(rows: &[Row]) -> Vec<Entry> {
     counting.map(|index| entry(ours[index])).collect()
 }
 
-/// What rows of a file make, `None` without such rows.
+/// A function that makes part of a table from the rows of a file. `None` if the file has no such rows.
 type OfFile<T> = fn(&Path) -> Result<Option<T>, TableError>;
 
 /// A table of rows of a kind of their own.

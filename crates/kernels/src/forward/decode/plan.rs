@@ -18,8 +18,8 @@ pub(super) const ROWS: u32 = 16;
 /// The most rows of a KV head with values in the keys for which the family is the default, with products of
 /// warps: one position of the 128 heads of DeepSeek-V3. The other families read each row of K twice.
 const MOST_LATENT_ROWS: usize = 128;
-/// The same, with products of warpgroups: 64 positions. A tile visits the blocks that any row of the sequence
-/// sees, so that long causal sequences have another family.
+/// The most such rows with products of warpgroups: 64 positions of 128 heads. A tile visits the blocks that
+/// any row of the sequence sees, so long causal sequences have another family.
 const MOST_WARPGROUP_ROWS: usize = 8192;
 /// With more rows of a KV head, warpgroups multiply by default. A CTA of warps has as many rows, so that more
 /// rows load keys again; with fewer, the time model predicts that the memory is the limit of both.
@@ -28,7 +28,7 @@ const ROWS_OF_WARPS: usize = 32;
 /// The family's name in errors.
 pub(super) const NAME: &str = "decode";
 
-/// Who multiplies.
+/// The unit that computes the matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProductUnit {
@@ -42,7 +42,8 @@ pub enum ProductUnit {
 /// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DecodePlan {
-    /// Who multiplies. Warpgroups have one form: 8 warps, `dim_warps` 2, blocks of 64 keys, and TMA.
+    /// The unit that computes the matrix products. Warpgroups have one form: 8 warps, `dim_warps` 2 and blocks
+    /// of 64 keys, with TMA or without it.
     #[serde(default)]
     pub products: ProductUnit,
     /// Warps of a CTA, which divide the keys of each block, or the head dims and the rows.
