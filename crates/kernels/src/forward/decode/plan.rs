@@ -42,8 +42,8 @@ pub enum ProductUnit {
 /// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DecodePlan {
-    /// The unit that computes the matrix products. Warpgroups have one form: 8 warps, `dim_warps` 2 and blocks
-    /// of 64 keys, with TMA or without it.
+    /// The unit that computes the matrix products. Warpgroups have one form: 8 warps, `dim_warps` 2 and
+    /// blocks of 64 keys, with TMA or without it.
     #[serde(default)]
     pub products: ProductUnit,
     /// Warps of a CTA, which divide the keys of each block, or the head dims and the rows.
