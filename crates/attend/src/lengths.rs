@@ -105,6 +105,11 @@ impl Lengths {
         Sequence { batch, q, kv }
     }
 
+    /// Whether the queries, and the keys, of a batch entry may begin after row 0 of the tensor's.
+    pub const fn have_starts(&self) -> [bool; 2] {
+        [self.q.packed.is_some(), self.kv.packed.is_some() || self.left_pad.is_some()]
+    }
+
     /// The sequence of a tile of `rows` query rows, and the tile's index in the sequence. `tile` is the index
     /// among the tiles of batch entry `batch`, or among all tiles if the queries are packed. With pack-GQA, a
     /// position has `heads` rows. For a tile without rows, both lengths and the index are 0.

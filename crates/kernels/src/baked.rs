@@ -87,8 +87,8 @@ pub struct Baked {
     /// Whether the CTAs of each kernel have a flat grid: there are more batch entries or heads than a launch
     /// has CTAs in y and z.
     pub flat: bool,
-    /// Whether no tile has more than 8 query rows, where the code asks.
-    pub few_rows: bool,
+    /// The most query rows of a tile, rounded up to a power of two, where the code asks; else 0.
+    pub tile_rows: u32,
     /// Whether sums that many CTAs add to have a fixed order of additions, where the code asks.
     pub deterministic: bool,
     /// The number of a path's last steps in which some row does not see a key, where the code has paths; else

@@ -65,7 +65,7 @@ impl FixedMerge {
         };
         let part = number(k, own);
         let to: Global = place(k, part);
-        softmax.write_rows(k, o, self.line.lane_rows, to);
+        softmax.write_rows(k, o, self.line.lane_rows(), to);
         let others = number(k, last);
         let counter = self.line.counter(k, threads, begins, 0);
         // Addresses of parts take more registers than on a line of blocks.

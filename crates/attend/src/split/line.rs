@@ -7,11 +7,12 @@
 //! of the keys, or, if they are many, the merged parts of groups. So the result does not depend on which warp
 //! is last, and no warp waits.
 
-use ptx::{Builder, CmpOp, Global, Pred, R32};
+use ptx::{Builder, CmpOp, F32, Global, Pred, R32};
 use tile::{AccTile, Pieces, Threads};
 
 use super::stream_k::{count_in, part_vectors, warp_bytes};
 use crate::OnlineSoftmax;
+use crate::softmax::NO_MAX;
 
 /// Parts of a group. A tile of many parts is merged in two steps, so that no warp reads all of them: the last
 /// warp of each group merges its parts, and the last one of these warps merges the groups.
@@ -34,8 +35,8 @@ pub struct LineMerge {
     pub pieces: Pieces,
     /// The CTA, counted along the line.
     pub cta: R32,
-    /// The rows that a lane has in parts: one if no tile has more than 8 rows, else two.
-    pub lane_rows: usize,
+    /// The most rows of a tile: 1, 2, 4, 8 or 16. With less than 8, lanes without a row merge parts, too.
+    pub tile_rows: u32,
     /// Whether a part is added vector by vector, because a warp has no registers for all of it beside O.
     pub by_vector: bool,
 }
@@ -66,12 +67,12 @@ impl LineMerge {
         let [first, last] = [first, last].map(|block| self.pieces.owner(k, block));
         let place = |k: &mut Builder, cta: R32| self.place(k, threads, [first, cta], o);
         let own = place(k, self.cta);
-        softmax.write_rows(k, o, self.lane_rows, own);
+        softmax.write_rows(k, o, self.lane_rows(), own);
         let others = k.sub(last, first);
         // The last step merges the parts of every `stride`-th CTA.
         let [stride, complete]: [R32; 2] = [k.mov(1), k.mov(1)];
         // A second step takes about as long as three loads of `at_once` parts.
-        let at_once = parts_at_once(o, self.lane_rows);
+        let at_once = parts_at_once(o, self.lane_rows()) * self.lane_groups();
         let many = k.setp_u(CmpOp::Ge, others, GROUP + 4 * at_once);
         k.if_(many, |k| {
             let before = k.sub(self.cta, first);
@@ -83,16 +84,15 @@ impl LineMerge {
             let several = k.setp_u(CmpOp::Ne, rest, 0);
             k.if_(several, |k| {
                 let counter = self.counter(k, threads, begin, 1);
-                let of_group = |k: &mut Builder, number: R32| {
+                let of_group = |k: &mut Builder, threads: &Threads, number: R32| {
                     let cta = k.add(begin, number);
-                    place(k, cta)
+                    self.place(k, threads, [first, cta], o)
                 };
-                let group = (counter, rest, at_once);
-                let merged = self.merge_when_last(k, threads, group, of_group, (softmax, o));
+                let merged = self.merge_parts(k, threads, (counter, rest), of_group, (softmax, o));
                 k.selp_to(complete, 1, 0, merged);
                 k.if_(merged, |k| {
                     let to = place(k, begin);
-                    softmax.write_rows(k, o, self.lane_rows, to);
+                    softmax.write_rows(k, o, self.lane_rows(), to);
                 });
             });
             k.mov_to(stride, GROUP);
@@ -102,12 +102,11 @@ impl LineMerge {
         let remains = k.setp_u(CmpOp::Ne, complete, 0);
         k.if_(remains, |k| {
             let counter = self.counter(k, threads, first, 0);
-            let of_tile = |k: &mut Builder, number: R32| {
+            let of_tile = |k: &mut Builder, threads: &Threads, number: R32| {
                 let cta = k.mad(number, stride, first);
-                place(k, cta)
+                self.place(k, threads, [first, cta], o)
             };
-            let tile = (counter, others, at_once);
-            let merged = self.merge_when_last(k, threads, tile, of_tile, (softmax, o));
+            let merged = self.merge_parts(k, threads, (counter, others), of_tile, (softmax, o));
             k.selp_to(complete, 1, 0, merged);
         });
         k.setp_u(CmpOp::Ne, complete, 0)
@@ -138,6 +137,66 @@ impl LineMerge {
         self.part(k, threads, part, o)
     }
 
+    /// The rows that a lane has in parts.
+    pub(super) fn lane_rows(&self) -> usize {
+        if self.tile_rows <= 8 { 1 } else { 2 }
+    }
+
+    /// Groups of the lanes that have all rows of a tile.
+    fn lane_groups(&self) -> u32 {
+        (8 / self.tile_rows).max(1)
+    }
+
+    /// Counts in the warp's part. In the warp that is the last one, replaces `o` and the softmax by the merge
+    /// of the parts 0 to `others`, which are at `place` for the lanes of `Threads`. Returns whether it did.
+    ///
+    /// Each group of lanes merges some of the parts: it loads several at once, and scales each by its
+    /// distance from the largest row max. At last the groups are merged.
+    fn merge_parts(
+        &self,
+        k: &mut Builder,
+        threads: &Threads,
+        (counter, others): (Global, R32),
+        place: impl Fn(&mut Builder, &Threads, R32) -> Global,
+        (softmax, o): (&OnlineSoftmax, &AccTile),
+    ) -> Pred {
+        if self.by_vector {
+            return self.merge_when_last(
+                k,
+                threads,
+                (counter, others, 1),
+                |k, n| place(k, threads, n),
+                (softmax, o),
+            );
+        }
+        let groups = self.lane_groups();
+        let lanes = 32 / groups;
+        let at_once = parts_at_once(o, self.lane_rows());
+        self.when_last(k, threads, (counter, others), (softmax, o), |k| {
+            let readers = Threads { lane: k.and(threads.lane, lanes - 1), ..*threads };
+            let group = k.shr_u(threads.lane, lanes.trailing_zeros());
+            let next = k.mov(0);
+            k.do_while(|k| {
+                let own = k.add(next, group);
+                let parts: Vec<(Pred, Vec<F32>)> = (0..at_once)
+                    .map(|number| {
+                        let part = k.add(own, groups * number);
+                        let exists = k.setp_u(CmpOp::Le, part, others);
+                        let part = k.min_u(part, others);
+                        let from = place(k, &readers, part);
+                        (exists, OnlineSoftmax::load_rows(k, o, self.lane_rows(), from))
+                    })
+                    .collect();
+                softmax.add_parts(k, o, self.lane_rows(), &parts);
+                k.add_to(next, next, groups * at_once);
+                k.setp_u(CmpOp::Le, next, others)
+            });
+            for mask in [4, 8, 16].into_iter().filter(|&mask| mask >= lanes) {
+                softmax.add_lanes(k, o, self.lane_rows(), mask);
+            }
+        })
+    }
+
     /// Counts in the warp's part. In the warp that is the last one, replaces `o` and the softmax by the merge
     /// of the parts 0 to `others`, in this order; the loads of `at_once` parts are in flight together.
     /// Returns whether it did.
@@ -149,13 +208,7 @@ impl LineMerge {
         place: impl Fn(&mut Builder, R32) -> Global,
         (softmax, o): (&OnlineSoftmax, &AccTile),
     ) -> Pred {
-        let elected = k.setp_u(CmpOp::Eq, threads.lane, 0);
-        let before = count_in(k, elected, counter);
-        let complete = k.setp_u(CmpOp::Eq, before, others);
-        k.if_(complete, |k| {
-            let zero: R32 = k.mov(0);
-            k.guarded(elected, |k| k.st(counter, zero));
-            softmax.reset(k, o);
+        self.when_last(k, threads, (counter, others), (softmax, o), |k| {
             let next = k.mov(0);
             if self.by_vector {
                 return k.do_while(|k| {
@@ -170,17 +223,94 @@ impl LineMerge {
                 let load = |&part: &R32| {
                     let part = k.min_u(part, others);
                     let from = place(k, part);
-                    OnlineSoftmax::load_rows(k, o, self.lane_rows, from)
+                    OnlineSoftmax::load_rows(k, o, self.lane_rows(), from)
                 };
                 let loaded: Vec<_> = parts.iter().map(load).collect();
                 for (&part, loaded) in parts.iter().zip(&loaded) {
                     let exists = k.setp_u(CmpOp::Le, part, others);
-                    k.if_(exists, |k| softmax.add_registers(k, o, self.lane_rows, loaded));
+                    k.if_(exists, |k| softmax.add_registers(k, o, self.lane_rows(), loaded));
                 }
                 k.add_to(next, next, at_once);
                 k.setp_u(CmpOp::Le, next, others)
             });
+        })
+    }
+
+    /// Counts in the warp's part. In the warp that is the last one of `others` and one, resets the counter
+    /// and the softmax, and calls `merge`. Returns whether it did.
+    fn when_last(
+        &self,
+        k: &mut Builder,
+        threads: &Threads,
+        (counter, others): (Global, R32),
+        (softmax, o): (&OnlineSoftmax, &AccTile),
+        merge: impl FnOnce(&mut Builder),
+    ) -> Pred {
+        let elected = k.setp_u(CmpOp::Eq, threads.lane, 0);
+        let before = count_in(k, elected, counter);
+        let complete = k.setp_u(CmpOp::Eq, before, others);
+        k.if_(complete, |k| {
+            let zero: R32 = k.mov(0);
+            k.guarded(elected, |k| k.st(counter, zero));
+            softmax.reset(k, o);
+            merge(k);
         });
         complete
+    }
+}
+
+impl OnlineSoftmax {
+    /// Adds those of some parts of [`OnlineSoftmax::registers`] of `rows` rows that exist.
+    fn add_parts(&self, k: &mut Builder, o: &AccTile, rows: usize, parts: &[(Pred, Vec<F32>)]) {
+        let mut weights = vec![Vec::new(); parts.len()];
+        for row in 0..rows {
+            let (row_max, sum) = (self.row_max[row], self.sum[row]);
+            let own: Vec<F32> =
+                parts.iter().map(|(exists, part)| k.selp(part[row], NO_MAX, *exists)).collect();
+            let largest = own.iter().fold(row_max, |largest, &own| k.max(largest, own));
+            let mut weight = |row_max: F32| {
+                let distance = k.sub(row_max, largest);
+                k.ex2(distance)
+            };
+            let old = weight(row_max);
+            for (weights, &own) in weights.iter_mut().zip(&own) {
+                weights.push(weight(own));
+            }
+            k.mov_to(row_max, largest);
+            k.mul_to(sum, sum, old);
+            for x in o.row(row as u32) {
+                k.mul_to(x, x, old);
+            }
+        }
+        for ((exists, part), weights) in parts.iter().zip(&weights) {
+            k.guarded(*exists, |k| {
+                for (row, &weight) in weights.iter().enumerate() {
+                    k.mad_to(self.sum[row], part[rows + row], weight, self.sum[row]);
+                }
+                for (n, part) in (0..o.n_tiles()).zip(part[2 * rows..].chunks(2 * rows)) {
+                    for (i, (x, &part)) in o.tile(0, n).into_iter().zip(part).enumerate() {
+                        k.mad_to(x, part, weights[i / 2], x);
+                    }
+                }
+            });
+        }
+    }
+
+    /// Merges `rows` rows of the lane with those of the lane whose number differs in the bit `mask`. Both
+    /// lanes then have the same.
+    fn add_lanes(&self, k: &mut Builder, o: &AccTile, rows: usize, mask: u32) {
+        for row in 0..rows {
+            let row_max = self.row_max[row];
+            let other = k.shfl_xor(row_max, mask);
+            let largest = k.max(row_max, other);
+            let distance = k.sub(row_max, largest);
+            let weight = k.ex2(distance);
+            k.mov_to(row_max, largest);
+            for x in std::iter::once(self.sum[row]).chain(o.row(row as u32)) {
+                k.mul_to(x, x, weight);
+                let other = k.shfl_xor(x, mask);
+                k.add_to(x, x, other);
+            }
+        }
     }
 }

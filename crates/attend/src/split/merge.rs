@@ -26,25 +26,40 @@ impl OnlineSoftmax {
         o: &AccTile,
         room: Shared,
     ) -> (OnlineSoftmax, AccTile) {
+        self.merge_rows(k, threads, o, 2, room)
+    }
+
+    /// Like [`OnlineSoftmax::merge`], of the first `rows` rows of a lane in each tile, 1 or 2. The others are
+    /// zeros then.
+    pub fn merge_rows(
+        self,
+        k: &mut Builder,
+        threads: &Threads,
+        o: &AccTile,
+        rows: usize,
+        room: Shared,
+    ) -> (OnlineSoftmax, AccTile) {
         let Some(part) = threads.part else { return (self, o.clone()) };
-        let (m_tiles, n_tiles) = (o.m_tiles(), o.n_tiles());
+        let (m_tiles, columns) = (o.m_tiles(), o.n_tiles() / threads.kv_warps);
+        // The tiles of 8 columns whose elements fill a vector.
+        let together = if rows == 1 && columns.is_multiple_of(2) { 2 } else { 1 };
+        let n_vectors = o.n_tiles() / together;
         let sums = k.shared_index(room, threads.lane, 16);
         let tiles = sums.at(i64::from(threads.warps() * m_tiles * WARP_VECTOR_BYTES));
 
         let own_sums = k.shared_index(sums, threads.warp, WARP_VECTOR_BYTES * m_tiles);
-        let own_tiles = k.shared_index(tiles, threads.warp, WARP_VECTOR_BYTES * m_tiles * n_tiles);
+        let own_tiles = k.shared_index(tiles, threads.warp, WARP_VECTOR_BYTES * m_tiles * n_vectors);
         for m in 0..m_tiles {
             k.st_vec(own_sums.at(warp_vectors(m)), self.statistics(m));
-            for n in 0..n_tiles {
-                k.st_vec(own_tiles.at(warp_vectors(m * n_tiles + n)), o.tile(m, n));
+            for n in 0..n_vectors {
+                k.st_vec(own_tiles.at(warp_vectors(m * n_vectors + n)), vector_of(o, m, (n, together)));
             }
         }
         k.bar_sync();
 
-        let columns = n_tiles / threads.kv_warps;
         let sums = k.shared_index(sums, threads.row_warp, WARP_VECTOR_BYTES * m_tiles);
-        let tiles = k.shared_index(tiles, threads.row_warp, WARP_VECTOR_BYTES * m_tiles * n_tiles);
-        let tiles = k.shared_index(tiles, part, WARP_VECTOR_BYTES * columns);
+        let tiles = k.shared_index(tiles, threads.row_warp, WARP_VECTOR_BYTES * m_tiles * n_vectors);
+        let tiles = k.shared_index(tiles, part, WARP_VECTOR_BYTES * columns / together);
         let joined = AccTile::zero(k, 16 * m_tiles, 8 * columns);
         let mut merged = OnlineSoftmax { row_max: Vec::new(), sum: Vec::new(), ..self };
         for m in 0..m_tiles {
@@ -53,11 +68,12 @@ impl OnlineSoftmax {
                 (0..threads.kv_warps).map(|p| k.ld_vec(sums.at(of_part(p, m, m_tiles)))).collect();
             let weights = merged.join(k, &parts);
             for (p, weights) in (0..).zip(&weights) {
-                for n in 0..columns {
-                    let from = of_part(p, m * n_tiles + n, m_tiles * n_tiles);
+                for n in 0..columns / together {
+                    let from = of_part(p, m * n_vectors + n, m_tiles * n_vectors);
                     let tile: [F32; 4] = k.ld_vec(tiles.at(from));
-                    for (i, sum) in joined.tile(m, n).into_iter().enumerate() {
-                        k.mad_to(sum, tile[i], weights[i / 2], sum);
+                    for (i, sum) in vector_of(&joined, m, (n, together)).into_iter().enumerate() {
+                        let row = if together == 1 { i / 2 } else { 0 };
+                        k.mad_to(sum, tile[i], weights[row], sum);
                     }
                 }
             }
@@ -88,4 +104,14 @@ impl OnlineSoftmax {
         }
         weights
     }
+}
+
+/// The elements of vector `n` of the tiles of 16 rows number `m`: those of a tile, or those of the first row
+/// of two tiles.
+fn vector_of(o: &AccTile, m: u32, (n, together): (u32, u32)) -> [F32; 4] {
+    if together == 1 {
+        return o.tile(m, n);
+    }
+    let [[a, b, ..], [c, d, ..]] = [0, 1].map(|second| o.tile(m, 2 * n + second));
+    [a, b, c, d]
 }

@@ -46,7 +46,7 @@ impl Baked {
             divides: false,
             resident: false,
             flat: false,
-            few_rows: false,
+            tile_rows: 0,
             deterministic: false,
             hidden_steps: 0,
         }

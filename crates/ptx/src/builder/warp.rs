@@ -1,7 +1,7 @@
 //! Exchanges within a warp, barriers and fences.
 
 use super::{Builder, F32, Guard, Pred, R32, Src, Value};
-use crate::{BarKind, FenceSem, Op, Operand, Scope, ShflMode, Type, VoteMode};
+use crate::{BarKind, FenceSem, Op, Operand, ReduxOp, Scope, ShflMode, Type, VoteMode};
 
 /// Member mask of all 32 lanes.
 const FULL: u32 = 0xFFFF_FFFF;
@@ -34,6 +34,27 @@ impl Builder {
             d,
             Op::Shfl(mode),
             [Operand::Reg(a.reg()), b.into().into(), clamp.into(), mask.into()],
+        );
+        d
+    }
+
+    /// The sum of `a` over the lanes of the warp, from sm_80 on.
+    pub fn redux_add(&mut self, a: R32) -> R32 {
+        self.redux(ReduxOp::Add, a)
+    }
+
+    /// The unsigned maximum of `a` over the lanes of the warp, from sm_80 on.
+    pub fn redux_max_u(&mut self, a: R32) -> R32 {
+        self.redux(ReduxOp::Max, a)
+    }
+
+    fn redux(&mut self, op: ReduxOp, a: R32) -> R32 {
+        let d = self.reg();
+        let mask: Src<R32> = FULL.into();
+        self.compute::<R32>(
+            d,
+            Op::Redux { op, ty: Type::U32, abs: false, nan: false },
+            [Operand::Reg(a.reg()), mask.into()],
         );
         d
     }

@@ -30,8 +30,9 @@ impl DecodePlan {
         baked.dims.v_in_k = self.views(problem);
         let sign = if problem.softmax_scale() == 0.0 { Sign::Clear } else { baked.sign };
         let rows = problem.seq_q.saturating_mul(problem.group_size());
-        let few_rows = self.tiles() == 1 && rows <= ROWS as usize / 2;
-        Baked { sign, few_rows, ..baked }.with_row_bytes(problem, &Tensor::FORWARD)
+        let apart = self.tiles() == 1 && self.products == ProductUnit::Warp;
+        let tile_rows = if apart { rows.clamp(1, ROWS as usize).next_power_of_two() as u32 } else { ROWS };
+        Baked { sign, tile_rows, ..baked }.with_row_bytes(problem, &Tensor::FORWARD)
     }
 
     /// Emits the kernel. The plan has been checked.
@@ -135,13 +136,16 @@ impl<'a> Decode<'a> {
         let left = k.sub(end, start);
         let none = k.setp_u(CmpOp::Eq, left, 0);
         k.exit_if(none);
-        let at = self.tiles.line.find(k, start);
+        let at = self.tiles.line.find(k, start, &self.tiles.lanes);
         let (ahead, to_load) = (at.owned(k), k.mov(left));
-        self.request_first(k, &ahead, to_load);
+        self.find_next(k, &ahead);
         let stage = k.mov(0);
         let block = k.mov(start);
         let tile = self.tile(k);
-        self.load_queries_of(k, &at, &tile);
+        // Queries in registers arrive together with the entries of the page table.
+        self.request_queries(k, &at, &tile);
+        self.request_first(k, &ahead, to_load);
+        self.receive_queries(k, &at, &tile);
         self.begin_tile(k, &at, &tile);
         if self.tiles.plan.piece.is_some() {
             return self.pieces(k, [&at, &ahead], &tile, (left, to_load, block));
@@ -182,13 +186,22 @@ impl<'a> Decode<'a> {
         (0..columns / 16).map(|_| std::array::from_fn(|_| k.mov(0))).collect()
     }
 
-    /// Loads the queries of the tile under the cursor into the tile's registers, or into shared memory.
-    pub(super) fn load_queries_of(&self, k: &mut Builder, at: &LineCursor, tile: &TileState) {
+    /// Requests the queries of the tile under the cursor, if they stay in registers.
+    pub(super) fn request_queries(&self, k: &mut Builder, at: &LineCursor, tile: &TileState) {
+        if self.queries.is_none() {
+            self.load_queries(k, at, &tile.q);
+        }
+    }
+
+    /// Waits for the queries that were requested, and converts them. Loads those of the tile under the cursor
+    /// if they do not stay in registers.
+    pub(super) fn receive_queries(&self, k: &mut Builder, at: &LineCursor, tile: &TileState) {
         let Some(room) = self.queries else {
-            return self.load_queries(k, at, &tile.q, &tile.scores);
+            return self.convert_queries(k, at, &tile.q, &tile.scores);
         };
         let q = self.fragments(k);
-        self.load_queries(k, at, &q, &tile.scores);
+        self.load_queries(k, at, &q);
+        self.convert_queries(k, at, &q, &tile.scores);
         for (step, &words) in (0..).zip(&q) {
             k.st_vec(room.at(warp_vectors(step)), words);
         }
@@ -265,10 +278,14 @@ impl<'a> Decode<'a> {
 
     /// Loads the tile's rows of Q as fragments of A (PTX ISA, "Matrix Fragments for mma.m16n8k16"), or in the
     /// order of [`mma_abt_widened`]. Rows that do not exist are zeros.
-    fn load_queries(&self, k: &mut Builder, at: &LineCursor, q: &[[R32; 4]], scores: &[F32]) {
+    fn load_queries(&self, k: &mut Builder, at: &LineCursor, q: &[[R32; 4]]) {
+        q.iter().flatten().for_each(|&word| k.mov_to(word, 0));
+        if self.tiles.baked.sign == Sign::Clear {
+            return;
+        }
         let rows = self.tiles.rows(k, at);
-        for below in [0, 8] {
-            let (place, exists) = self.tiles.place(k, at, &rows, below);
+        for row in 0..self.tiles.lane_rows() {
+            let (place, exists) = self.tiles.place(k, at, &rows, 8 * row as u32);
             let from = self.tiles.row_of(k, Tensor::Q, place);
             let (size, apart) = if self.tiles.narrow.is_some() { (4, 4) } else { (2, 16) };
             let from = k.index(from, self.tiles.threads.column, size);
@@ -277,22 +294,23 @@ impl<'a> Decode<'a> {
             for &(slice, _) in &self.keys {
                 let from = self.in_row(k, from, slice);
                 for (step, fragment) in (0..i64::from(slice.columns / 16)).zip(&mut left) {
-                    let row = (below / 8) as usize;
                     words.push((from.at(32 * step), fragment[row]));
                     words.push((from.at(32 * step + apart), fragment[row + 2]));
                 }
             }
-            for &(_, word) in &words {
-                k.mov_to(word, 0);
-            }
-            if self.tiles.baked.sign != Sign::Clear {
-                k.guarded(exists, |k| words.iter().for_each(|&(from, word)| self.load_pair(k, word, from)));
-            }
+            k.guarded(exists, |k| words.iter().for_each(|&(from, word)| self.load_pair(k, word, from)));
+        }
+    }
+
+    /// Negates the queries under the cursor if the problem does, and with an 8-bit cache converts them and
+    /// sets the factors of the scores.
+    fn convert_queries(&self, k: &mut Builder, at: &LineCursor, q: &[[R32; 4]], scores: &[F32]) {
+        for row in 0..self.tiles.lane_rows() {
+            let words: Vec<R32> = q.iter().flat_map(|fragment| [fragment[row], fragment[row + 2]]).collect();
             if self.tiles.baked.sign == Sign::Negate {
-                words.iter().for_each(|&(_, word)| k.xor_to(word, word, 0x8000_8000u32));
+                words.iter().for_each(|&word| k.xor_to(word, word, 0x8000_8000u32));
             }
-            if let Some(&factor) = scores.get((below / 8) as usize) {
-                let words: Vec<R32> = words.iter().map(|&(_, word)| word).collect();
+            if let Some(&factor) = scores.get(row) {
                 let inverse = (self.half_of_queries() == Half::Bf16).then(|| narrow_row(k, &words));
                 let descale = self.tiles.params.score_descale.map(|descale| {
                     descale.load(k, HeadPlace { batch: at.batch, key_head: at.head, head: None })
@@ -331,21 +349,21 @@ impl<'a> Decode<'a> {
         let done = at.owned(k);
         self.tiles.line.advance(k, at);
         let more = k.setp_u(CmpOp::Ne, left, 0);
-        // Queries in registers that are not converted arrive during the merge.
-        let early = self.queries.is_none() && self.tiles.narrow.is_none();
-        if early {
-            k.if_(more, |k| self.load_queries_of(k, at, tile));
-        }
+        k.if_(more, |k| self.request_queries(k, at, tile)); // they arrive during the merge
         // The warps have read what they merged before.
         if self.tiles.plan.warps > 1 && self.tiles.plan.dim_warps == 1 {
             k.bar_sync();
         }
-        let (softmax, o) = tile.softmax.clone().merge(k, &self.key_threads, &tile.o, self.room);
+        let (softmax, o) = self.merge_warps(k, tile);
         self.tiles.finish(k, &done, (tile.from, block), (&softmax, &o));
-        if !early {
-            k.if_(more, |k| self.load_queries_of(k, at, tile));
-        }
+        k.if_(more, |k| self.receive_queries(k, at, tile));
         self.begin_tile(k, at, tile);
+    }
+
+    /// The merge of the warps that divide the keys: each has its share of the columns of O.
+    pub(super) fn merge_warps(&self, k: &mut Builder, tile: &TileState) -> (OnlineSoftmax, AccTile) {
+        let rows = self.tiles.lane_rows();
+        tile.softmax.clone().merge_rows(k, &self.key_threads, &tile.o, rows, self.room)
     }
 }
 

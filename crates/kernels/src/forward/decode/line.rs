@@ -42,6 +42,18 @@ pub(super) struct LineEntry {
     pub end: R32,
 }
 
+/// A batch entry for each lane of a warp, and its place on the line.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaneEntries {
+    /// The batch entry of lane 0.
+    base: R32,
+    entry: LineEntry,
+    /// Blocks (or pieces) of all KV heads of the lane's entry; 0 beyond the last entry.
+    blocks: R32,
+    /// Tiles of all KV heads of the lane's entry; 0 beyond the last entry.
+    tiles: R32,
+}
+
 /// A block on the line. The registers change as the cursor advances.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LineCursor {
@@ -103,40 +115,42 @@ impl KeyLine {
         k.or_pred(of_tile, of_piece)
     }
 
-    /// The blocks of the entry that is the lane's number after `base`, its tiles, and the blocks of one of
-    /// its tiles. The first two are 0 beyond the last entry.
-    fn blocks_of_lane(&self, k: &mut Builder, base: R32) -> [R32; 3] {
-        let batch = k.add(base, self.lane);
+    /// Loads the lane's entry, the lane's number after `base`. Returns the blocks of one of its tiles.
+    fn load_lanes(&self, k: &mut Builder, lanes: &LaneEntries) -> R32 {
+        let batch = k.add(lanes.base, self.lane);
         let exists = k.setp_u(CmpOp::Lt, batch, self.batch);
         let last = k.sub(self.batch, 1);
         let batch = k.min_u(batch, last);
         let entry = self.entry(k, batch);
+        lanes.entry.copy_from(k, &entry);
         let [of_head, of_tile] = self.blocks(k, &entry);
-        let [all, tiles] = [of_head, entry.tiles].map(|n| {
-            let all = k.mul(n, self.heads_kv);
-            k.selp(all, 0, exists)
-        });
-        [all, tiles, of_tile]
+        for (to, of_head) in [(lanes.blocks, of_head), (lanes.tiles, entry.tiles)] {
+            let all = k.mul(of_head, self.heads_kv);
+            k.selp_to(to, all, 0, exists);
+        }
+        of_tile
     }
 
     /// Cuts the line into pieces of at least `least` blocks for at most as many CTAs as the grid has. Returns
-    /// the pieces and their number. Every warp adds up all sequences.
-    pub fn cut(&self, k: &mut Builder, least: u32) -> (Pieces, R32) {
-        let [total, tiles, longest, base]: [R32; 4] = std::array::from_fn(|_| k.mov(0));
+    /// the pieces, their number, and the first entries. Every warp adds up all sequences, the first ones
+    /// last.
+    pub fn cut(&self, k: &mut Builder, least: u32) -> (Pieces, R32, LaneEntries) {
+        let [total, tiles, longest]: [R32; 3] = std::array::from_fn(|_| k.mov(0));
+        let last = k.sub(self.batch, 1);
+        let base = k.and(last, !31);
+        let entry = self.no_entry(k);
+        let lanes = LaneEntries { base, entry, blocks: k.mov(0), tiles: k.mov(0) };
         k.do_while(|k| {
-            let [blocks, of_lane, of_tile] = self.blocks_of_lane(k, base);
-            k.add_to(total, total, blocks);
-            k.add_to(tiles, tiles, of_lane);
+            let of_tile = self.load_lanes(k, &lanes);
+            k.add_to(total, total, lanes.blocks);
+            k.add_to(tiles, tiles, lanes.tiles);
             k.max_u_to(longest, longest, of_tile);
-            k.add_to(base, base, 32);
-            k.setp_u(CmpOp::Lt, base, self.batch)
+            let more = k.setp_u(CmpOp::Ne, base, 0);
+            k.guarded(more, |k| k.sub_to(base, base, 32));
+            more
         });
-        for mask in [16, 8, 4, 2, 1] {
-            let [blocks, of_others, of_tile] = [total, tiles, longest].map(|n| k.shfl_xor(n, mask));
-            k.add_to(total, total, blocks);
-            k.add_to(tiles, tiles, of_others);
-            k.max_u_to(longest, longest, of_tile);
-        }
+        let [total, tiles] = [total, tiles].map(|n| k.redux_add(n));
+        let longest = k.redux_max_u(longest);
         let grid = k.special(SpecialReg::NctaidX);
         let most = tile::divide(k, total, least);
         let takers = k.min_u(grid, most);
@@ -147,7 +161,7 @@ impl KeyLine {
         let pieces = Pieces { piece, longer };
         let several = k.setp_u(CmpOp::Gt, total, takers);
         k.if_(several, |k| KeyLine::cut_evenly(k, [total, tiles, longest], &pieces, takers));
-        (pieces, takers)
+        (pieces, takers, lanes)
     }
 
     /// Lets pieces be whole tiles, or equal parts of a tile, if all tiles are equally long and pieces are
@@ -164,33 +178,31 @@ impl KeyLine {
         let up = k.sub(up, 1);
         let (long, short) = (k.selp(longest, up, divided), k.selp(most, longest, divided));
         let ratio = k.div_u(long, short);
-        let part = k.div_u(longest, ratio);
+        // Blocks of a part of a tile, or the number of pieces of whole tiles.
+        let quotient = {
+            let all = k.selp(longest, tiles, divided);
+            k.div_u(all, ratio)
+        };
+        let exact = k.mul(quotient, ratio);
         let whole = k.mul(longest, ratio);
-        let piece = k.selp(part, whole, divided);
+        let of_tiles = k.mul(tiles, ratio);
+        let piece = k.selp(quotient, whole, divided);
+        let count = k.selp(of_tiles, quotient, divided);
+        let all = k.selp(longest, tiles, divided);
         let longer = k.sub(piece, most);
         let longer = k.shl(longer, 4);
         let near = k.setp_u_and(CmpOp::Le, longer, most, even);
-        let parts = k.mul(part, ratio);
-        let exact = k.setp_u_and(CmpOp::Eq, parts, longest, near);
-        let exact = {
-            let whole = k.not_pred(divided);
-            let whole = k.and_pred(whole, near);
-            k.or_pred(exact, whole)
-        };
-        let count = k.div_u(total, piece);
-        let all = k.mul(count, piece);
-        let cuts = k.setp_u_and(CmpOp::Eq, all, total, exact);
+        let cuts = k.setp_u_and(CmpOp::Eq, exact, all, near);
         k.selp_to(pieces.piece, piece, pieces.piece, cuts);
         k.selp_to(pieces.longer, 0, pieces.longer, cuts);
         k.selp_to(takers, count, takers, cuts);
     }
 
-    /// The cursor at block `start` of the line, which exists.
-    pub fn find(&self, k: &mut Builder, start: R32) -> LineCursor {
-        let [base, carry, batch, before]: [R32; 4] = std::array::from_fn(|_| k.mov(0));
+    /// The cursor at block `start` of the line, which exists. `lanes` has the first entries, and is used up.
+    pub fn find(&self, k: &mut Builder, start: R32, lanes: &LaneEntries) -> LineCursor {
+        let [carry, owner, before]: [R32; 3] = std::array::from_fn(|_| k.mov(0));
         k.do_while(|k| {
-            let [blocks, ..] = self.blocks_of_lane(k, base);
-            let sum = k.mov(blocks);
+            let sum = k.mov(lanes.blocks);
             for distance in [1, 2, 4, 8, 16] {
                 let lane = k.sub(self.lane, distance);
                 let lane = k.and(lane, 31);
@@ -202,33 +214,36 @@ impl KeyLine {
             let up_to = k.add(carry, sum);
             let reached = k.setp_u(CmpOp::Gt, up_to, start);
             let mask = k.ballot(reached);
-            // The number of the lowest bit; without any, 32, and the lane's own value is not used.
+            // The number of the lowest bit; without any, 32, and the values of the lane are not used.
             let below = k.sub(mask, 1);
             let not = k.not(mask);
             let below = k.and(below, not);
             let lane = k.popc(below);
-            let of_owner = k.sub(up_to, blocks);
-            let from = k.and(lane, 31);
-            let of_owner = k.shfl_idx(of_owner, from);
-            let found = k.setp_u(CmpOp::Ne, mask, 0);
-            let owner = k.add(base, lane);
-            k.selp_to(batch, owner, batch, found);
-            k.selp_to(before, of_owner, before, found);
+            k.mov_to(owner, lane);
+            let of_owner = k.sub(up_to, lanes.blocks);
+            let lane = k.and(lane, 31);
+            let of_owner = k.shfl_idx(of_owner, lane);
+            k.mov_to(before, of_owner);
             let all = k.shfl_idx(sum, 31);
             k.add_to(carry, carry, all);
-            k.add_to(base, base, 32);
             let missing = k.setp_u(CmpOp::Eq, mask, 0);
-            k.setp_u_and(CmpOp::Lt, base, self.batch, missing)
+            let next = k.add(lanes.base, 32);
+            let more = k.setp_u_and(CmpOp::Lt, next, self.batch, missing);
+            k.if_(more, |k| {
+                k.mov_to(lanes.base, next);
+                self.load_lanes(k, lanes);
+            });
+            more
         });
-        let found = self.entry(k, batch);
+        let batch = k.add(lanes.base, owner);
+        let found = lanes.entry.of_lane(k, owner);
         let [of_head, of_tile] = self.blocks(k, &found);
         let offset = k.sub(start, before);
-        let head = k.div_u(offset, of_head);
-        let before = k.mul(head, of_head);
-        let in_head = k.sub(offset, before);
-        let tile = k.div_u(in_head, of_tile);
-        let before = k.mul(tile, of_tile);
-        let in_tile = k.sub(in_head, before);
+        let [head, tiles_before] = [of_head, of_tile].map(|blocks| k.div_u(offset, blocks));
+        let of_heads = k.mul(head, found.tiles);
+        let tile = k.sub(tiles_before, of_heads);
+        let before = k.mul(tiles_before, of_tile);
+        let in_tile = k.sub(offset, before);
         let block = match self.piece {
             None => k.add(found.from, in_tile),
             Some(blocks) => {
@@ -238,7 +253,14 @@ impl KeyLine {
                 k.max_s(start, found.from)
             }
         };
-        LineCursor { batch, head, tile, block, entry: found.owned(k) }
+        LineCursor { batch, head, tile, block, entry: found }
+    }
+
+    /// Registers for an entry.
+    fn no_entry(&self, k: &mut Builder) -> LineEntry {
+        let starts = self.lengths.map_or([false; 2], |lengths| lengths.have_starts());
+        let [q, kv] = starts.map(|has| SequenceRows { start: has.then(|| k.mov(0)), len: k.mov(0) });
+        LineEntry { q, kv, tiles: k.mov(0), from: k.mov(0), end: k.mov(0) }
     }
 
     /// Advances to the next block of the line. Beyond the last block, the cursor is at some block.
@@ -283,7 +305,15 @@ impl LineEntry {
 
     /// The entry in registers of its own.
     fn owned(&self, k: &mut Builder) -> LineEntry {
-        let mut copy = |register: R32| k.mov(register);
+        self.map(|register| k.mov(register))
+    }
+
+    /// The entry that lane `lane` has.
+    fn of_lane(&self, k: &mut Builder, lane: R32) -> LineEntry {
+        self.map(|register| k.shfl_idx(register, lane))
+    }
+
+    fn map(&self, mut copy: impl FnMut(R32) -> R32) -> LineEntry {
         let LineEntry { q, kv, tiles, from, end } = *self;
         let [q, kv] =
             [q, kv].map(|rows| SequenceRows { start: rows.start.map(&mut copy), len: copy(rows.len) });

@@ -10,9 +10,8 @@ use super::params::TensorStart;
 use super::slices::Slice;
 
 impl Decode<'_> {
-    /// Requests the first `stages − 1` blocks.
+    /// Requests the first `stages − 1` blocks, the first of which `find_next` has found.
     pub(super) fn request_first(&self, k: &mut Builder, ahead: &LineCursor, to_load: R32) {
-        self.find_next(k, ahead);
         for stage in 0..self.tiles.plan.stages - 1 {
             let offset = k.mov(stage * self.ring.stage_bytes);
             self.request(k, ahead, to_load, (offset, Some(stage)));
@@ -199,7 +198,7 @@ impl Decode<'_> {
     }
 
     /// Finds the place of the lane's row in the block to request next.
-    fn find_next(&self, k: &mut Builder, at: &LineCursor) {
+    pub(super) fn find_next(&self, k: &mut Builder, at: &LineCursor) {
         let Some(table) = self.tiles.params.pages else { return };
         let [first, _] = self.rows_of_warp(k, at);
         let row = k.add(first, self.tiles.threads.lane);

@@ -59,7 +59,7 @@ impl Decode<'_> {
         if self.tiles.plan.warps > 1 {
             k.bar_sync();
         }
-        let (softmax, o) = tile.softmax.clone().merge(k, &self.tiles.threads, &tile.o, self.room);
+        let (softmax, o) = self.merge_warps(k, tile);
         joined.softmax.merge_piece(k, &joined.o, (&softmax, &o));
         tile.softmax.reset(k, &tile.o);
         let next = k.add(done.block, 1);
@@ -86,7 +86,8 @@ impl Decode<'_> {
         });
         let more = k.setp_u_and(CmpOp::Ne, left, 0, ends);
         k.if_(more, |k| {
-            self.load_queries_of(k, at, tile);
+            self.request_queries(k, at, tile);
+            self.receive_queries(k, at, tile);
             self.begin_tile(k, at, tile);
         });
     }

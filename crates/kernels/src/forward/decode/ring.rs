@@ -47,7 +47,7 @@ impl Ring {
         let filled = plan.tma.then(|| {
             let first = k.shared_index(rings, index, plan.stages * Mbarriers::BYTES);
             let barriers = Mbarriers::new(first.at(plan.barriers_from(baked).into()));
-            let elected = k.setp_u(CmpOp::Eq, threads.lane, 0);
+            let elected = k.elect(u32::MAX);
             k.if_(elected, |k| {
                 (0..plan.stages).for_each(|stage| k.mbarrier_init(barriers.at(stage), 1));
                 k.fence_mbarrier_init();

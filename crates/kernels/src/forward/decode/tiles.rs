@@ -7,7 +7,7 @@ use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, Pred, R32, SpecialReg, Typ
 use tile::{AccTile, CopyMode, Pieces, Threads};
 
 use super::DecodePlan;
-use super::line::{KeyLine, LineCursor};
+use super::line::{KeyLine, LaneEntries, LineCursor};
 use super::params::{DecodeParams, TensorStart};
 use super::plan::{ProductUnit, ROWS};
 use crate::Baked;
@@ -30,6 +30,8 @@ pub(super) struct LineTiles<'a> {
     /// The index of the warp among those that divide the keys of a block, or the head dims.
     pub part: R32,
     pub line: KeyLine,
+    /// The first batch entries.
+    pub lanes: LaneEntries,
     pub pieces: Pieces,
     pub cta: R32,
 }
@@ -42,6 +44,10 @@ impl<'a> LineTiles<'a> {
         params: DecodeParams,
         threads: Threads,
     ) -> LineTiles<'a> {
+        if let Some(boxes) = params.boxes {
+            let elected = k.elect(u32::MAX);
+            k.if_(elected, |k| boxes.iter().for_each(|boxes| k.prefetch_tensor_map(boxes.map)));
+        }
         if plan.overlapping {
             k.griddep_launch_dependents();
             k.griddep_wait();
@@ -59,7 +65,7 @@ impl<'a> LineTiles<'a> {
             piece: plan.piece.map(|keys| keys / plan.block_n()),
             lane: threads.lane,
         };
-        let (pieces, takers) = line.cut(k, plan.least_blocks);
+        let (pieces, takers, lanes) = line.cut(k, plan.least_blocks);
         let cta = k.special(SpecialReg::CtaidX);
         let beyond = k.setp_u(CmpOp::Ge, cta, takers);
         k.exit_if(beyond);
@@ -74,6 +80,7 @@ impl<'a> LineTiles<'a> {
             threads,
             part: threads.part.unwrap_or(threads.warp),
             line,
+            lanes,
             pieces,
             cta,
         }
@@ -160,12 +167,17 @@ impl<'a> LineTiles<'a> {
         }
     }
 
+    /// The rows of a tile that a lane holds and that may exist.
+    pub(super) fn lane_rows(&self) -> usize {
+        if self.baked.tile_rows <= 8 { 1 } else { 2 }
+    }
+
     /// The buffers and counters of tiles that CTAs divide.
     pub(super) fn merge(&self) -> LineMerge {
         let DecodeParams { parts, counters, .. } = self.params;
-        let lane_rows = if self.baked.few_rows { 1 } else { 2 };
         let by_vector = self.plan.products == ProductUnit::Warpgroup;
-        LineMerge { parts, counters, pieces: self.pieces, cta: self.cta, lane_rows, by_vector }
+        let tile_rows = self.baked.tile_rows;
+        LineMerge { parts, counters, pieces: self.pieces, cta: self.cta, tile_rows, by_vector }
     }
 
     /// Normalises the warp's columns of O and stores them, and the LSE.
@@ -178,8 +190,8 @@ impl<'a> LineTiles<'a> {
         let o = &if self.narrow.is_some() { o.in_quads() } else { o.clone() };
         let own = o.lane_column(k, &self.threads);
         let column = k.mad(self.part, 8 * o.n_tiles(), own);
-        for (i, below) in [(0, 0), (1, 8)] {
-            let (place, exists) = self.place(k, at, &rows, below);
+        for i in 0..self.lane_rows() as u32 {
+            let (place, exists) = self.place(k, at, &rows, 8 * i);
             let to = self.row_of(k, Tensor::Out, place);
             let to = k.index(to, column, 2);
             let row: Vec<F32> = o.row(i).collect();

@@ -121,7 +121,7 @@ impl<'a> Warpgroups<'a> {
         let left = k.sub(end, start);
         let none = k.setp_u(CmpOp::Eq, left, 0);
         k.exit_if(none);
-        let at = line.find(k, start);
+        let at = line.find(k, start, &self.tiles.lanes);
         let first = k.setp_u(CmpOp::Eq, threads.index, 0);
         k.if_(first, |k| {
             let arrivals = if self.boxes.is_some() { 1 } else { tile::WARPGROUP_THREADS / 32 };
