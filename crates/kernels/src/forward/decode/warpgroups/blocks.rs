@@ -1,5 +1,7 @@
 //! The consumer warpgroups: the blocks of a tile in turn, and the end of a tile.
 
+use std::ops::Range;
+
 use attend::{BlockScores, Chains, Coverage, Masker, OnlineSoftmax, RowRange, ScoreChain, SharedRowMax};
 use ptx::{Builder, CmpOp, Pointer, R32, Shared};
 use tile::{
@@ -146,28 +148,35 @@ impl State<'_> {
         let begins = k.setp_u(CmpOp::Eq, turn, self.tiles.part);
         k.if_(begins, |k| {
             k.wgmma_fence();
-            self.issue_scores(k);
+            self.issue_scores(k, 0..PARTS);
             self.own_block(k, &at, &rows);
             k.add_to(at.block, at.block, 1);
             k.sub_to(left, left, 1);
         });
         let pair = |k: &mut Builder| k.setp_u(CmpOp::Gt, left, 1);
         k.while_(pair, |k| {
-            self.add_other(k);
-            self.issue_scores(k);
+            self.issue_other(k);
+            self.issue_scores(k, 0..1);
+            k.wgmma_wait(1);
+            self.release(k, &self.other);
+            self.issue_scores(k, 1..PARTS);
             k.add_to(at.block, at.block, 1);
             self.own_block(k, &at, &rows);
             k.add_to(at.block, at.block, 1);
             k.sub_to(left, left, 2);
         });
         let one = k.setp_u(CmpOp::Ne, left, 0);
-        k.if_(one, |k| self.add_other(k));
+        k.if_(one, |k| {
+            self.issue_other(k);
+            k.wgmma_wait(0);
+            self.release(k, &self.other);
+        });
     }
 
-    /// S = Q Kᵀ of the own stage, part by part as the keys arrive.
-    fn issue_scores(&self, k: &mut Builder) {
+    /// S = Q Kᵀ of parts of the own stage, as the keys arrive.
+    fn issue_scores(&self, k: &mut Builder, parts: Range<u32>) {
         let products = Products::new([self.tiles.product.ty(); 2]);
-        for part in 0..PARTS {
+        for part in parts {
             k.mbarrier_wait_parity(self.filled.at(part), self.parity);
             let accumulate = if part == 0 { Accumulate::Set } else { Accumulate::Add };
             products.wgmma_ss(k, self.queries.tile(part), self.keys.tile(part), &self.s, accumulate);
@@ -175,18 +184,14 @@ impl State<'_> {
         k.wgmma_commit();
     }
 
-    /// Waits for P of the other warpgroup's block, adds its P V, and releases its stage before S of the own
-    /// block is issued: the keys of the own block arrive later than this P, and the next keys of the other
-    /// stage take longer than all else.
-    fn add_other(&self, k: &mut Builder) {
+    /// Waits for P of the other warpgroup's block, and issues its P V.
+    fn issue_other(&self, k: &mut Builder) {
         self.pair.receive(k);
         self.row_max.take(k, &self.softmax, &self.o); // m; O, l rescaled
         k.wgmma_fence();
         let products = Products::new([self.tiles.product.ty(); 2]);
         products.wgmma_ss(k, self.other.probs, self.other.values, &self.o, Accumulate::Add);
         k.wgmma_commit();
-        k.wgmma_wait(0);
-        self.release(k, &self.other);
     }
 
     /// After S of the own block under the cursor was issued: the softmax, P for the other warpgroup, and P V.
