@@ -21,10 +21,10 @@
 //! | chain: P V of the block before, S, softmax, P to the other warpgroup | 1024 + 1152 + 850 |
 //!
 //! The chain and the bytes from L2 bound it alike: 8.9 MFLOP in 3070 cycles are 650 TFLOP/s at 1.7 GHz. With
-//! 128 heads, two tiles read the same keys, so that the memory delivers half of the bytes. The keys of a stage
-//! arrive some 3000 cycles after it is free, so a warpgroup releases the other's stage as soon as its P V is
-//! complete, behind the first part of S. A third stage would let S of the next block fill the softmax's time,
-//! but shared memory has no room for it.
+//! 128 heads, two tiles read the same keys, so that the memory delivers half of the bytes. The keys of a
+//! stage arrive some 3000 cycles after it is free, so a warpgroup releases the other's stage as soon as its P
+//! V is complete, behind the first part of S. A third stage would let S of the next block fill the softmax's
+//! time, but shared memory has no room for it.
 
 mod blocks;
 mod copy;
