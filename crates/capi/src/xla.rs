@@ -1,4 +1,4 @@
-//! Handlers for XLA's foreign function interface, by its C interface (`xla/ffi/api/c_api.h`, 0.3):
+//! Handlers for XLA's foreign function interface, by its C interface (`xla/ffi/api/c_api.h`, 0.3 and 0.4):
 //! `flashcore_attn.jax` registers them in JAX. The attribute `call` has the text of a
 //! [`CallSpec`](crate::spec::CallSpec), which names arguments and results in this order.
 //!
