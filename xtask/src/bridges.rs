@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{XtaskError, hub, run, target, wheel};
 
-/// The packages of JAX, TVM-FFI and the kernels hub, for the CPU: 700 MB, installed in about a minute.
+/// The packages of JAX, TVM-FFI and the kernels hub, for the CPU: 700 MB.
 const PACKAGES: [&str; 6] = [
     "jax==0.10.2",
     "jaxlib==0.10.2",
@@ -17,23 +17,25 @@ const PACKAGES: [&str; 6] = [
     "pytest==9.2.0",
 ];
 
+/// The environment with these packages. Other checks run while it is installed, which takes up to a minute.
+///
+/// # Errors
+/// When it cannot be installed.
+pub fn environment(root: &Path) -> Result<PathBuf, XtaskError> {
+    wheel::installed(&root.join(".tools/jax"), &[], &PACKAGES)
+}
+
 /// Tests JAX and TVM-FFI on the package as it is in the repository, and the kernels hub on the folder that is
 /// made for it. PyTorch and JAX run in processes of their own.
 ///
 /// # Errors
 /// When a command fails.
 pub fn python(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
-    let python = wheel::installed(&root.join(".tools/jax"), &[], &PACKAGES)?;
-    // The features are those of the wheel under test, so that cargo compiles each crate once.
-    run(cargo().args([
-        "build",
-        "--quiet",
-        "-p",
-        "flashcore-python",
-        "--features",
-        "flashcore-python/evolve",
-    ]))?;
-    run(cargo().args(["build", "--quiet", "-p", "flashcore-capi"]))?;
+    let python = environment(root)?;
+    // One command, with the features of the wheel under test, so that cargo compiles each crate once: alone,
+    // the library for C would have fewer features.
+    let both = ["-p", "flashcore-python", "-p", "flashcore-capi", "--features", "flashcore-python/evolve"];
+    run(cargo().args(["build", "--quiet"]).args(both))?;
     let (built, out) = (target(root)?.join("debug"), target(root)?.join("bridges-python"));
     package(root, &built.join("lib_flashcore.so"), &out.join("flashcore_attn"))?;
     hub::write(root, &built.join("libflashcore_c.so"), &out.join("hub"))?;

@@ -116,6 +116,9 @@ enum Task {
         /// for attention replaced: what a schedule tests once a week, as it has 900 crates
         #[arg(long)]
         scheduled: bool,
+        /// Only install the environment with JAX, TVM-FFI and the kernels hub
+        #[arg(long, conflicts_with = "scheduled")]
+        install: bool,
     },
     /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
     /// `test`)
@@ -168,7 +171,8 @@ fn main() -> ExitCode {
         Task::Hub { out } => hub::make(&root(), &out),
         Task::Python { scheduled: true } => wheel::scheduled(&root()),
         Task::Python { scheduled: false } => wheel::test(&root()),
-        Task::Bridges { scheduled } => test::bridges(&root(), scheduled),
+        Task::Bridges { install: true, .. } => bridges::environment(&root()).map(drop),
+        Task::Bridges { scheduled, .. } => test::bridges(&root(), scheduled),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),
         Task::Corpus(args) => corpus::check(&root(), &args),

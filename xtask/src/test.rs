@@ -14,7 +14,8 @@ use crate::{
 
 /// Runs every check, stopping at the first that fails. The last lines say how long each took. The tests in
 /// Python, which use one core most of the time, run at the same time as the tests in Rust. The evolution,
-/// whose length is fixed, runs at the same time as the checks after them. The longest tests run a share of
+/// whose length is fixed, runs at the same time as the checks after them. JAX is installed beside the first
+/// checks. The longest tests run a share of
 /// their cases, which the hash of the commit chooses; `is_whole` has them run all.
 ///
 /// # Errors
@@ -23,6 +24,7 @@ pub fn all(root: &Path, is_whole: bool) -> Result<(), XtaskError> {
     let mut times = Times::default();
     let tools = times.step("tools", || tools::fetch(root))?;
     let cargo = || cargo(root, &tools);
+    let jax = Beside::start(root, JAX)?;
     times.step("format", || run(cargo().args(["fmt", "--all", "--check"])))?;
     times.step("book", || book::check(root, &tools))?;
     times.step("dependencies", || {
@@ -50,7 +52,8 @@ pub fn all(root: &Path, is_whole: bool) -> Result<(), XtaskError> {
     times.step("browser", || browser::test(root, cargo))?;
     times.step("evolution, waited for", || evolution.finish())?;
     times.step("tests in Python, waited for", || python.finish())?;
-    // They use the environment with PyTorch that these tests may have installed.
+    // They also use the environment with PyTorch that these tests may have installed.
+    times.step("JAX, waited for", || jax.finish())?;
     times.step("bridges in Python", || bridges::python(root, cargo))?;
     times.step("tables", || tables::make(root, true))?;
     times.tell();
@@ -71,6 +74,9 @@ fn share(root: &Path) -> Option<String> {
 /// each crate once. Clippy has compiled the examples; no test runs one.
 const TESTS: [&str; 6] = ["test", "--workspace", "--quiet", "--tests", "--features", wheel::ALL];
 
+/// Installs the packages of the bridges in Python, which waits for the network.
+const JAX: &str = "bridges --install";
+
 /// A task of this program that runs at the same time as this one, in a child process. Its output is shown
 /// when it has ended. If it is dropped before that, it starts no further command.
 struct Beside {
@@ -81,11 +87,11 @@ struct Beside {
 
 impl Beside {
     fn start(root: &Path, task: &'static str) -> Result<Beside, XtaskError> {
-        let output = target(root)?.join(format!("xtask-{task}.txt"));
+        let output = target(root)?.join(format!("xtask-{}.txt", task.replace(' ', "")));
         let io = |source| XtaskError::Io { path: output.clone(), source };
         let file = fs::File::create(&output).map_err(io)?;
         let mut command = Command::new(std::env::current_exe().map_err(io)?);
-        command.current_dir(root).arg(task).stdin(Stdio::null());
+        command.current_dir(root).args(task.split(' ')).stdin(Stdio::null());
         command.stdout(file.try_clone().map_err(io)?).stderr(file);
         let start = |source| XtaskError::Start { command: format!("cargo xtask {task}"), source };
         let child = command.spawn().map_err(start)?;
@@ -190,7 +196,9 @@ pub fn bridges(root: &Path, is_scheduled: bool) -> Result<(), XtaskError> {
     if is_scheduled {
         return bridge_crates::test_scheduled(root, cargo);
     }
+    let jax = Beside::start(root, JAX)?;
     bridge_crates::candle(root, cargo)?;
+    jax.finish()?;
     bridges::python(root, cargo)
 }
 
