@@ -1,7 +1,8 @@
 //! Calls on rows of numbered sequences. The numbers of a row depend on its sequence and its position alone,
 //! wherever the call stores it.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use judge::values::{Inputs, Values};
@@ -148,16 +149,14 @@ impl Call {
             let mut numbers = vec![f32::NAN; elements];
             for (index, part) in self.parts.iter().enumerate() {
                 let first = if tensor.is_of_keys() { 0 } else { part.rows.start };
-                for row in first..part.rows.end {
-                    let [entry, at] = self.place(problem, tensor, index, row - first);
-                    for head in 0..heads {
-                        let start = problem.strides(tensor).offset(entry, head, at) as usize;
-                        draw(
-                            &mut numbers[start..start + dim],
-                            tensor,
-                            [part.sequence, head as u64, row as u64],
-                        );
-                    }
+                for head in 0..heads {
+                    with_rows(tensor, part.sequence, head, dim, part.rows.end, |rows| {
+                        for row in first..part.rows.end {
+                            let [entry, at] = self.place(problem, tensor, index, row - first);
+                            let start = problem.strides(tensor).offset(entry, head, at) as usize;
+                            numbers[start..start + dim].copy_from_slice(&rows[row * dim..][..dim]);
+                        }
+                    });
                 }
             }
             operands.insert(tensor.into(), Values::round(problem.dtypes.of(tensor), &numbers));
@@ -205,6 +204,27 @@ impl Call {
         }
         results
     }
+}
+
+/// Calls `take` with the numbers of the first `count` rows of a head, or of more. A thread draws a row once,
+/// since thousands of calls have it.
+fn with_rows(
+    tensor: Tensor,
+    sequence: u64,
+    head: usize,
+    dim: usize,
+    count: usize,
+    take: impl FnOnce(&[f32]),
+) {
+    thread_local!(static DRAWN: RefCell<HashMap<[u64; 4], Vec<f32>>> = RefCell::default());
+    DRAWN.with_borrow_mut(|drawn| {
+        let rows = drawn.entry([tensor as u64, sequence, head as u64, dim as u64]).or_default();
+        for row in rows.len() / dim..count {
+            rows.resize((row + 1) * dim, 0.0);
+            draw(&mut rows[row * dim..], tensor, [sequence, head as u64, row as u64]);
+        }
+        take(rows);
+    });
 }
 
 /// Draws a row: normal numbers, of which those of Q and K make logits of several powers of two.
