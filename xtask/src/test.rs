@@ -34,10 +34,7 @@ pub fn all(root: &Path, is_whole: bool) -> Result<(), XtaskError> {
         names::check(root)
     })?;
     times.step("clippy", || clippy(root, cargo))?;
-    times.step("documentation", || {
-        let doc = ["doc", "--workspace", "--no-deps", "--quiet"];
-        run(cargo().args(doc).env("RUSTDOCFLAGS", "-D warnings"))
-    })?;
+    times.step("documentation", || documentation(cargo))?;
     times.step("tests, compiled", || run(cargo().args(TESTS).arg("--no-run")))?;
     let python = Beside::start(root, "python")?;
     let list = NotRun::start(root)?;
@@ -176,6 +173,20 @@ fn clippy(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     // Checks the NEON kernels, which no other check compiles on this machine.
     let clippy = ["clippy", "--package", "flashcore-cpu", "--all-targets", "--quiet", "--target", ARM];
     run(cargo().args(clippy).args(["--", "-D", "warnings"]))
+}
+
+/// Builds the documentation from the metadata that clippy has written: with another compiler, other arguments
+/// or other features, cargo would check all crates again.
+fn documentation(cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
+    let mut doc = cargo();
+    doc.args(["doc", "--workspace", "--no-deps", "--quiet", "--features", wheel::ALL]);
+    doc.env("RUSTDOCFLAGS", "-D warnings");
+    // `cargo clippy` sets both. Its program is the one beside cargo, without symbolic links.
+    if let Ok(driver) = fs::canonicalize(Path::new(env!("CARGO")).with_file_name("clippy-driver")) {
+        doc.env("RUSTC_WORKSPACE_WRAPPER", driver);
+        doc.env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
+    }
+    run(&mut doc)
 }
 
 /// Checks and builds the book only.
