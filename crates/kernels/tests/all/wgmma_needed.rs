@@ -166,11 +166,12 @@ fn survivors(plan: &WgmmaPlan, dim: u32, which: impl Fn(&Site) -> bool) -> Vec<S
 }
 
 /// Whether this share of the tests removes the site.
-fn in_share(name: &str) -> bool {
+pub fn in_share(name: &str) -> bool {
     is_due(name.bytes().map(usize::from).sum(), 2)
 }
 
-fn in_shares<'a>(names: &[&'a str]) -> Vec<&'a str> {
+/// The names of the sites that this share removes.
+pub fn in_shares<'a>(names: &[&'a str]) -> Vec<&'a str> {
     names.iter().copied().filter(|name| in_share(name)).collect()
 }
 

@@ -17,6 +17,7 @@ use crate::common::cases;
 use crate::common::each::each;
 use crate::forward::without;
 use crate::tools::{self, Facts};
+use crate::wgmma_needed::{in_share, in_shares};
 
 /// Each CTA computes several tiles of keys.
 const ARCH: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
@@ -273,7 +274,7 @@ fn sites(kernel: &Kernel) -> Vec<(String, usize, usize, usize)> {
 
 /// Every barrier, fence, arrival and wait is needed, but for these: the turn on the tensor cores, which only
 /// saves time; with gradients apart, waits for slots that are free at the first visit, and for dO and Q after
-/// waits that imply them.
+/// waits that imply them. A share of the tests removes half of the sites.
 #[test]
 fn every_synchronisation_is_needed() {
     let turn = ["bar.sync 1"].as_slice();
@@ -287,7 +288,7 @@ fn every_synchronisation_is_needed() {
     ] {
         let runs = runs(dim, products);
         assert!(!is_caught(&runs, |_| None));
-        let sites = sites(&runs[0].3[1]);
+        let sites = sites(&runs[0].3[1]).into_iter().filter(|(name, ..)| in_share(name)).collect::<Vec<_>>();
         let spared = each(&sites, |(name, ..)| {
             let mutate = |kernel: &Kernel| {
                 let all = if kernel.entry == runs[0].3[1].entry { self::sites(kernel) } else { Vec::new() };
@@ -296,7 +297,8 @@ fn every_synchronisation_is_needed() {
             };
             (!is_caught(&runs, mutate)).then(|| name.clone())
         });
-        assert_eq!(spared.into_iter().flatten().collect::<Vec<_>>(), expected, "D{dim} {products:?}");
+        let spared: Vec<_> = spared.into_iter().flatten().collect();
+        assert_eq!(spared, in_shares(expected), "D{dim} {products:?}");
     }
 }
 
