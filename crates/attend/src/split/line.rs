@@ -3,9 +3,9 @@
 //!
 //! A CTA's piece of the line holds the end of one tile, whole tiles, and the beginning of another tile, so
 //! that a CTA leaves at most two partial results, whatever the number of sequences. Warps merge as in
-//! [`StreamKMerge`](super::StreamKMerge): the warp that completes a tile's count reads all parts in the order
-//! of the keys, or, if they are many, the merged parts of groups. So the result does not depend on which warp
-//! is last, and no warp waits.
+//! [`StreamKMerge`](super::StreamKMerge): the warp that completes a tile's count reads all parts, or, if they
+//! are many, the merged parts of groups. The order of additions depends on the number of parts alone, so that
+//! the result does not depend on which warp is last. No warp waits.
 
 use ptx::{Builder, CmpOp, F32, Global, Pred, R32};
 use tile::{AccTile, Pieces, Threads};

@@ -4,7 +4,7 @@
 //! The query rows of all heads of a KV head are packed into tiles of 16 rows. The KV blocks of all tiles of
 //! all sequences form one line, which is cut evenly over a fixed grid. Each CTA finds its piece from the
 //! lengths in device memory, so that a captured graph serves other lengths and other page tables. A tile that
-//! several CTAs divide is merged by the last of them, in the order of the keys, and in two steps if they are
+//! several CTAs divide is merged by the last of them, in an order that is fixed, and in two steps if they are
 //! many ([`attend::LineMerge`]). With the gene `piece`, keys are cut at fixed places, so that the bits of a
 //! row depend neither on the batch nor on the grid ([`attend::FixedMerge`]).
 //!
