@@ -149,6 +149,8 @@ class Outcomes:
         elif report.failed:
             counts["failed"] += 1
             self.failures.append(f"{item.nodeid}\n    {type(error).__name__}: {error}"[:600])
+            # A run that is stopped has no table.
+            print(f"FAILED {self.failures[-1]}", file=sys.stderr, flush=True)
         elif report.when == "call":
             counts["passed"] += 1
         return report
