@@ -47,7 +47,9 @@ def broadcast(backend: Any, query: Any, key: Any, value: Any, enable_gqa: bool) 
         batch = 1
         for extent in dims[:-3]:
             batch *= extent
-        four.append(backend.reshape(wide, (batch, *dims[-3:])))
+        shape = (batch, *dims[-3:])
+        # PyTorch gives dimensions of one other strides, and the output has the order of q's.
+        four.append(wide if tuple(wide.shape) == shape else backend.reshape(wide, shape))
     result = (*lead, shapes["query"][-3]) if enable_gqa else lead
     return result, four[0], four[1], four[2]
 

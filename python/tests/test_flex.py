@@ -146,6 +146,13 @@ def test_grouped_heads_and_scale(device):
     torch.testing.assert_close(out.float(), theirs, atol=4e-3 if device == "cuda" else 1e-5, rtol=1e-4)
 
 
+def test_the_result_has_the_order_of_the_querys_dimensions():
+    query = three(rows=1, heads=2, batch=6)[0].permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
+    _, key, value = three(heads_k=2, batch=1)
+    out = flashcore_attn.flex_attention(query, key, value)
+    assert query.stride() == (32, 192, 192, 1) == out.stride()
+
+
 def test_contents_of_captured_tensors_are_read_at_each_call():
     q, k, v = three()
     bias = torch.zeros(4)
