@@ -69,8 +69,25 @@ impl FixedMerge {
         let others = number(k, last);
         let counter = self.line.counter(k, threads, begins, 0);
         // Addresses of parts take more registers than on a line of blocks.
-        let tile = (counter, others, parts_at_once(o, 2));
-        self.line.merge_when_last(k, threads, tile, place, (softmax, o))
+        let at_once = parts_at_once(o, 2);
+        self.line.when_last(k, threads, (counter, others), (softmax, o), |k| {
+            let next = k.mov(0);
+            k.do_while(|k| {
+                let parts: Vec<R32> = (0..at_once).map(|number| k.add(next, number)).collect();
+                let load = |&part: &R32| {
+                    let part = k.min_u(part, others);
+                    let from = place(k, part);
+                    OnlineSoftmax::load_rows(k, o, self.line.lane_rows(), from)
+                };
+                let loaded: Vec<_> = parts.iter().map(load).collect();
+                for (&part, loaded) in parts.iter().zip(&loaded) {
+                    let exists = k.setp_u(CmpOp::Le, part, others);
+                    k.if_(exists, |k| softmax.add_registers(k, o, self.line.lane_rows(), loaded));
+                }
+                k.add_to(next, next, at_once);
+                k.setp_u(CmpOp::Le, next, others)
+            });
+        })
     }
 }
 

@@ -138,7 +138,7 @@ impl LineMerge {
     }
 
     /// The rows that a lane has in parts.
-    pub(super) fn lane_rows(&self) -> usize {
+    pub fn lane_rows(&self) -> usize {
         if self.tile_rows <= 8 { 1 } else { 2 }
     }
 
@@ -160,19 +160,19 @@ impl LineMerge {
         place: impl Fn(&mut Builder, &Threads, R32) -> Global,
         (softmax, o): (&OnlineSoftmax, &AccTile),
     ) -> Pred {
-        if self.by_vector {
-            return self.merge_when_last(
-                k,
-                threads,
-                (counter, others, 1),
-                |k, n| place(k, threads, n),
-                (softmax, o),
-            );
-        }
         let groups = self.lane_groups();
         let lanes = 32 / groups;
         let at_once = parts_at_once(o, self.lane_rows());
         self.when_last(k, threads, (counter, others), (softmax, o), |k| {
+            if self.by_vector {
+                let next = k.mov(0);
+                return k.do_while(|k| {
+                    let from = place(k, threads, next);
+                    softmax.add_part(k, o, from);
+                    k.add_to(next, next, 1);
+                    k.setp_u(CmpOp::Le, next, others)
+                });
+            }
             let readers = Threads { lane: k.and(threads.lane, lanes - 1), ..*threads };
             let group = k.shr_u(threads.lane, lanes.trailing_zeros());
             let next = k.mov(0);
@@ -197,48 +197,9 @@ impl LineMerge {
         })
     }
 
-    /// Counts in the warp's part. In the warp that is the last one, replaces `o` and the softmax by the merge
-    /// of the parts 0 to `others`, in this order; the loads of `at_once` parts are in flight together.
-    /// Returns whether it did.
-    pub(super) fn merge_when_last(
-        &self,
-        k: &mut Builder,
-        threads: &Threads,
-        (counter, others, at_once): (Global, R32, u32),
-        place: impl Fn(&mut Builder, R32) -> Global,
-        (softmax, o): (&OnlineSoftmax, &AccTile),
-    ) -> Pred {
-        self.when_last(k, threads, (counter, others), (softmax, o), |k| {
-            let next = k.mov(0);
-            if self.by_vector {
-                return k.do_while(|k| {
-                    let from = place(k, next);
-                    softmax.add_part(k, o, from);
-                    k.add_to(next, next, 1);
-                    k.setp_u(CmpOp::Le, next, others)
-                });
-            }
-            k.do_while(|k| {
-                let parts: Vec<R32> = (0..at_once).map(|number| k.add(next, number)).collect();
-                let load = |&part: &R32| {
-                    let part = k.min_u(part, others);
-                    let from = place(k, part);
-                    OnlineSoftmax::load_rows(k, o, self.lane_rows(), from)
-                };
-                let loaded: Vec<_> = parts.iter().map(load).collect();
-                for (&part, loaded) in parts.iter().zip(&loaded) {
-                    let exists = k.setp_u(CmpOp::Le, part, others);
-                    k.if_(exists, |k| softmax.add_registers(k, o, self.lane_rows(), loaded));
-                }
-                k.add_to(next, next, at_once);
-                k.setp_u(CmpOp::Le, next, others)
-            });
-        })
-    }
-
     /// Counts in the warp's part. In the warp that is the last one of `others` and one, resets the counter
     /// and the softmax, and calls `merge`. Returns whether it did.
-    fn when_last(
+    pub(super) fn when_last(
         &self,
         k: &mut Builder,
         threads: &Threads,

@@ -44,6 +44,23 @@ impl PageBoxes {
     }
 }
 
+impl PageBoxes {
+    /// The coordinates of a box whose first row is `row` of `page`, with `left` keys from there on.
+    pub fn coordinates(
+        &self,
+        k: &mut Builder,
+        tile: &SwizzledTile,
+        [page, row]: [R32; 2],
+        left: R32,
+    ) -> [R32; 2] {
+        let left = k.max_s(left, 0);
+        let left = k.min_s(left, tile.box_rows());
+        let start = k.mad(page, self.page_rows, row);
+        let zero = k.mov(0);
+        SwizzledTile::ragged_at(k, zero, [start, left])
+    }
+}
+
 impl DecodePlan {
     /// A warp's tile of a slice, in boxes of rows of one page. Rows of a page beyond the last key may hold
     /// anything, and are loaded as zeros.

@@ -121,13 +121,9 @@ impl Decode<'_> {
         (index, limit): (u32, R32),
     ) -> [R32; 2] {
         let before = index * tile.box_rows();
-        let [page, row] = self.ring.next.map(|next| k.shfl_idx(next, before));
+        let place = self.ring.next.map(|next| k.shfl_idx(next, before));
         let left = k.sub(limit, before);
-        let left = k.max_s(left, 0);
-        let left = k.min_s(left, tile.box_rows());
-        let start = k.mad(page, boxes.page_rows, row);
-        let zero = k.mov(0);
-        SwizzledTile::ragged_at(k, zero, [start, left])
+        boxes.coordinates(k, tile, place, left)
     }
 
     /// Copies rows at strides, the first of which is `first`.

@@ -169,7 +169,7 @@ impl<'a> LineTiles<'a> {
 
     /// The rows of a tile that a lane holds and that may exist.
     pub(super) fn lane_rows(&self) -> usize {
-        if self.baked.tile_rows <= 8 { 1 } else { 2 }
+        self.merge().lane_rows()
     }
 
     /// The buffers and counters of tiles that CTAs divide.

@@ -79,14 +79,10 @@ impl Warpgroups<'_> {
         next: [R32; 2],
         (index, limit): (R32, R32),
     ) -> [R32; 2] {
-        let [page, row] = next.map(|next| k.shfl_idx(next, index));
+        let place = next.map(|next| k.shfl_idx(next, index));
         let before = k.mul(index, tile.box_rows());
         let left = k.sub(limit, before);
-        let left = k.max_s(left, 0);
-        let left = k.min_s(left, tile.box_rows());
-        let start = k.mad(page, boxes.page_rows, row);
-        let zero = k.mov(0);
-        SwizzledTile::ragged_at(k, zero, [start, left])
+        boxes.coordinates(k, tile, place, left)
     }
 
     /// Requests the queries of the tile under the cursor, four threads of the consumers for each row. Rows
