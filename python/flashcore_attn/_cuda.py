@@ -64,10 +64,10 @@ def _code(dtype: torch.dtype) -> int | None:
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None,
-    append: Append | None = None, out: Tensor | None = None,
+    append: Append | None = None, into: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Enqueues attention on the current stream of q's device, after an append to the cache. ``out`` is memory for the
-    result."""
+    """Enqueues attention on the current stream of q's device, after an append to the cache. ``into`` is memory for the
+    result and the log-sum-exp."""
     device, dtype = q.get_device(), q.dtype
     code = _code(dtype)
     agree = dtype is k.dtype and dtype is v.dtype and device == k.get_device() == v.get_device()
@@ -76,14 +76,14 @@ def attend(
         q, k, v = resolved("q", q), resolved("k", k), resolved("v", v)
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
-            return attend(q, k, v, heads, terms, want_lse, features, append, out)
+            return attend(q, k, v, heads, terms, want_lse, features, append, into)
     try:
-        return _launch(q, k, v, heads, terms, want_lse, features, append, device, code, out)
+        return _launch(q, k, v, heads, terms, want_lse, features, append, device, code, into)
     except DeviceMemoryError:
         if torch.cuda.is_current_stream_capturing():  # a capture may not free memory
             raise
         torch.cuda.empty_cache()  # PyTorch's allocator may hold unused memory that the first call of a kernel needs
-        return _launch(q, k, v, heads, terms, want_lse, features, append, device, code, out)
+        return _launch(q, k, v, heads, terms, want_lse, features, append, device, code, into)
     except RuntimeError:
         output_type(q, k, v)  # the error names a layout without strides or addresses
         raise
@@ -91,7 +91,7 @@ def attend(
 
 def _launch(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None,
-    append: Append | None, device: int, code: int, given: Tensor | None,
+    append: Append | None, device: int, code: int, into: tuple[Tensor, Tensor | None] | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     q, k, v = plain_rows("q", q), plain_rows("k", k), plain_rows("v", v)
     shape, v_shape = q.shape, v.shape
@@ -101,10 +101,9 @@ def _launch(
         (_memory.address("k", k, held), k.shape, k.stride()),
         (_memory.address("v", v, held), v_shape, v.stride()),
     )
-    out = given
-    if out is None:
-        out = output_like(q, v_shape[3], codes(q, k, v)[1] if q.dtype in FP8 else None)
-    lse = lse_like(q, heads) if want_lse else None
+    out, lse = into or (output_like(q, v_shape[3], codes(q, k, v)[1] if q.dtype in FP8 else None), None)
+    if want_lse and lse is None:
+        lse = lse_like(q, heads)
     clear(out, lse, heads, features)
     _attend(
         *inputs,

@@ -23,7 +23,7 @@ from ._functional import (
     with_invariant,
 )
 
-__all__ = ["flash_attn_with_kvcache"]
+__all__ = ["attend_to_cache", "flash_attn_with_kvcache"]
 
 
 def flash_attn_with_kvcache(
@@ -76,8 +76,27 @@ def flash_attn_with_kvcache(
         DTypeError: arrays of another type than int32; element types that differ.
         UnsupportedError: other kinds of arrays than PyTorch's and NumPy's.
     """
-    page_table = _either("page_table", page_table, "block_table", block_table)
-    learnable_sink = _either("learnable_sink", learnable_sink, "s_aux", s_aux)
+    return attend_to_cache(
+        None, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
+        _either("page_table", page_table, "block_table", block_table), cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q,
+        rotary_seqlens, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        _either("learnable_sink", learnable_sink, "s_aux", s_aux), attention_chunk, rotary_interleaved, q_descale,
+        k_descale, v_descale, qv, return_softmax_lse, invariant,
+    )  # fmt: skip
+
+
+def attend_to_cache(
+    into: Any, q: Any, k_cache: Any, v_cache: Any, k: Any = None, v: Any = None, rotary_cos: Any = None,
+    rotary_sin: Any = None, cache_seqlens: Any = None, cache_batch_idx: Any = None, cache_leftpad: Any = None,
+    page_table: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k_new: Any = None, max_seqlen_q: Any = None,
+    rotary_seqlens: Any = None, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Sequence[int | None] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
+    learnable_sink: Any = None, attention_chunk: int = 0, rotary_interleaved: bool = True, q_descale: Any = None,
+    k_descale: Any = None, v_descale: Any = None, qv: Any = None, return_softmax_lse: bool = False,
+    invariant: str | None = None,
+) -> Any:  # fmt: skip
+    """:func:`flash_attn_with_kvcache`. ``into`` may be memory for the result and the log-sum-exp of PyTorch tensors, if
+    the call appends nothing; it is written without gradients."""
     _probability(0.0, qv=qv)
     want_lse = _flag("return_softmax_lse", return_softmax_lse)
     backend = backend_of(q)
@@ -125,7 +144,10 @@ def flash_attn_with_kvcache(
     terms = (False, before, after, softmax_scale, cap)
     whole = q[None] if packed else q
     try:
-        if append is None:
+        if into is not None:
+            out, lse = into
+            backend.attend_into(out, q, k_cache, v_cache, terms, want_lse, features, lse)
+        elif append is None:
             out, lse = backend.attend(whole, k_cache, v_cache, 2, terms, want_lse, features)
         else:
             out, lse = backend.append_and_attend(whole, k_cache, v_cache, terms, want_lse, features, append)

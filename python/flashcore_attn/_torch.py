@@ -203,20 +203,21 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor, profiled: bool = False) -> bool:
 
 def _now(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None,
-    append: Append | None = None, out: Tensor | None = None,
+    append: Append | None = None, into: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     if append is not None:
         _cached.check(k, v)
     if q.is_cuda:
-        return _cuda.attend(q, k, v, heads, terms, want_lse, features, append, out)
+        return _cuda.attend(q, k, v, heads, terms, want_lse, features, append, into)
     code, dtype = _cuda.codes(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
     if q.is_neg() or k.is_neg() or v.is_neg():
         q, k, v = _cuda.resolved("q", q), _cuda.resolved("k", k), _cuda.resolved("v", v)
     q, k, v = _cuda.plain_rows("q", q), _cuda.plain_rows("k", k), _cuda.plain_rows("v", v)
-    out = _cuda.output_like(q, v.shape[3], dtype) if out is None else out
-    lse = _cuda.lse_like(q, heads) if want_lse else None
+    out, lse = into or (_cuda.output_like(q, v.shape[3], dtype), None)
+    if want_lse and lse is None:
+        lse = _cuda.lse_like(q, heads)
     _cuda.clear(out, lse, heads, features)
     held: list[Any] = []  # the interpreter is released during the call
     _flashcore.attend(
@@ -236,16 +237,18 @@ def _now(
 
 
 def attend_into(
-    out: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, want_lse: bool, features: Features | None
-) -> Tensor | None:
-    """Attention of ``(batch, sequence, heads, dim)`` into memory for it, without gradients; the log-sum-exp."""
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, want_lse: bool, features: Features | None,
+    lse: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
+    """Attention of ``(batch, sequence, heads, dim)`` into memory for it, without gradients; the log-sum-exp, in memory
+    for it if that is given."""
     if out.dtype == q.dtype and out.stride(-1) == 1 and out.shape == (*q.shape[:3], v.shape[3]):
         others = () if features is None else [x for _, x in features.named()]
         if out.device == q.device and _is_plain(q, k, v) and all(type(x) in PLAIN for x in (out, *others)):
-            return _now(q, k, v, 2, terms, want_lse, features, None, out)[1]
-    made, lse = attend(q, k, v, 2, terms, want_lse, features)
+            return _now(q, k, v, 2, terms, want_lse, features, None, (out, lse))[1]
+    made, made_lse = attend(q, k, v, 2, terms, want_lse, features)
     out.copy_(made)
-    return lse
+    return made_lse if lse is None or made_lse is None else lse.copy_(made_lse)
 
 
 def quantize(tensors: tuple[Tensor, Tensor, Tensor], heads: int, options: Options) -> list[tuple[Tensor, Tensor]]:

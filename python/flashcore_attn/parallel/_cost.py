@@ -36,7 +36,7 @@ class Costs(NamedTuple):
     host: tuple[float, float, float]
     #: The time that an exchange beside a kernel takes from the kernel, as a share of the exchange.
     overlap_loss: float
-    #: Bytes of keys and values that decoding reads in a second, and seconds of merging its results.
+    #: Bytes of keys and values that decoding reads in a second, and seconds of exchanging and merging its results.
     reads: float
     merge: float
     source: str
@@ -52,12 +52,14 @@ class Costs(NamedTuple):
             7.4e14, 5e14, 2.32e11, 4.2e12, 3e-5, 1.3e-4, (2e-4, 2e-4, 1e-4), 0.6, 4.55e12, 4e-5,
             "H200: 740 TFLOP/s, 4.2 TB/s, 232 GB/s of an all-gather by NCCL, and 0.6 of a hidden exchange lost, "
             "measured; 130 us of a kernel's start and end, fitted to the suite's rows; 500 TFLOP/s backward, the "
-            "host's times and 40 us of merging decoded results, assumed",
+            "host's times and 40 us of exchanging and merging decoded results, assumed",
         )  # fmt: skip
         if hosts <= 1 and peers:
             words = "380 GB/s of copies between GPUs, and 0.1 of a hidden one lost"
             words = near.source.replace("232 GB/s of an all-gather by NCCL, and 0.6 of a hidden exchange lost", words)
-            return near._replace(link=3.8e11, exchange=2e-5, overlap_loss=0.1, source=words)
+            of_results = "20 us of a barrier and of a merge that reads the memory of peers"
+            words = words.replace("40 us of exchanging and merging decoded results", of_results)
+            return near._replace(link=3.8e11, exchange=2e-5, overlap_loss=0.1, merge=2e-5, source=words)
         if hosts <= 1:
             return near
         return near._replace(link=5e10, exchange=5e-5, source=f"{near.source}; 50 GB/s between hosts, nominal")

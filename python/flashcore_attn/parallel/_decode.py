@@ -8,10 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import _cuda
 from .._errors import FlashCoreError, invalid
-from .._kvcache import flash_attn_with_kvcache
+from .._kvcache import attend_to_cache
 from .._merge import merge_states
 from ._exchange import agree, answering, number
+from ._results import layout, place_of, prepared
 
 __all__ = ["decode_attn_func", "merge_over_group"]
 
@@ -27,14 +29,23 @@ def merge_over_group(out: Tensor, lse: Tensor, group: dist.ProcessGroup | None =
     Returns:
         ``(out, lse)``, of equal bits on all ranks: results are merged in the order of ranks.
     """
-    ranks = dist.get_world_size(group)
-    batch, rows, heads, _ = out.shape
+    batch, rows, heads, dim = out.shape
+    refusal = None
     if tuple(lse.shape) != (batch, heads, rows):
-        raise invalid("the shape of lse", tuple(lse.shape), f"{(batch, heads, rows)}")
+        refusal = invalid("the shape of lse", tuple(lse.shape), f"{(batch, heads, rows)}")
+    header = [number(str(out.dtype)), batch, rows, heads, 0, 0, dim, 0, 0, number("merge")]
+    return _merged(out, lse, group, agree(group, out.device, header, refusal))
+
+
+def _merged(out: Tensor, lse: Tensor, group: Any, hosts: int) -> tuple[Tensor, Tensor]:
+    with answering(group, "exchange results"):
+        memory = prepared(group, out, hosts)
+    if memory is not None:
+        return memory.merge(out, lse, group)
+    ranks, of_out = dist.get_world_size(group), out.numel() * out.element_size()
     # One message: the log-sum-exps lie behind the result.
-    of_out = out.numel() * out.element_size()
-    behind = (of_out + 15) // 16 * 16
-    parts = torch.empty((ranks + 1, (behind + 4 * lse.numel() + 15) // 16 * 16), dtype=torch.uint8, device=out.device)
+    behind, size = layout(out.shape, out.dtype)
+    parts = torch.empty((ranks + 1, size), dtype=torch.uint8, device=out.device)
     outs = parts[:, :of_out].view(out.dtype).view(ranks + 1, *out.shape).unbind()
     lses = parts[:, behind : behind + 4 * lse.numel()].view(torch.float32).view(ranks + 1, *lse.shape).unbind()
     outs[ranks].copy_(out)
@@ -68,21 +79,30 @@ def decode_attn_func(
 
     Raises:
         ArgumentError: ranks whose queries differ in shape or type, and what the calls named above raise.
-        GroupError: a rank ended, or did not answer within the time-out of the group.
+        GroupError: a rank ended, or did not answer within the time-out of the group. Where ranks merge from the memory
+            of each other, it is an error of CUDA.
     """
     options = (softmax_scale, softcap, learnable_sink is not None)
     refusal: FlashCoreError | None = None
+    place: Any = None
+    if (
+        isinstance(q, Tensor)
+        and isinstance(v_cache, Tensor)
+        and q.ndim == v_cache.ndim == 4
+        and q.dtype in _cuda.DTYPES
+    ):
+        place = place_of(group, q.device, (*q.shape[:3], v_cache.shape[3]), q.dtype)
     header: list[int] = []
     try:
-        out, lse = flash_attn_with_kvcache(
-            q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table, softmax_scale=softmax_scale,
-            softcap=softcap, learnable_sink=learnable_sink if dist.get_rank(group) == 0 else None,
-            return_softmax_lse=True,
+        out, lse = attend_to_cache(
+            place, q, k_cache, v_cache, cache_seqlens=cache_seqlens, page_table=block_table,
+            softmax_scale=softmax_scale, softcap=softcap, return_softmax_lse=True,
+            learnable_sink=learnable_sink if dist.get_rank(group) == 0 else None,
         )  # fmt: skip
         batch, rows, heads, dim = q.shape
         header = [number(str(q.dtype)), batch, rows, heads, 0, dim, out.shape[3], 0, number(options), number("decode")]
     except FlashCoreError as error:
         refusal = error
-    agree(group, q.device if isinstance(q, Tensor) else torch.device("cpu"), header, refusal)
-    out, lse = merge_over_group(out, lse, group)
+    hosts = agree(group, q.device if isinstance(q, Tensor) else torch.device("cpu"), header, refusal)
+    out, lse = _merged(out, lse, group, hosts)
     return (out, lse) if return_lse else out

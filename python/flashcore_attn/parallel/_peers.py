@@ -9,14 +9,19 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Landing", "PeerExchange", "PeerMemory", "may_reach", "memory_of", "prepare"]
+__all__ = [
+    "Landing", "PeerExchange", "PeerMemory", "SharedMemory", "made_by_all", "may_reach", "memory_of", "most_of",
+    "prepare",
+]  # fmt: skip
+
+_Memory = TypeVar("_Memory", bound="SharedMemory")
 
 #: The bytes to a multiple of which a message begins.
 _ALIGNMENT = 256
@@ -24,22 +29,42 @@ _ALIGNMENT = 256
 _SHARE, SLOTS = 1 / 8, 3
 
 
-class PeerMemory:
-    """Memory for messages of each rank, which the other ranks write. Exchanges take three slots in turn: two are under
-    way in the backward pass while one is read."""
+class SharedMemory:
+    """Memory of each rank of a group, which all of them reach: slots of ``part`` bytes or more."""
 
-    def __init__(self, group: Any, device: torch.device, part: int) -> None:
+    def __init__(self, group: Any, device: torch.device, slots: int, part: int) -> None:
         import torch.distributed._symmetric_memory as symmetric
 
-        ranks = dist.get_world_size(group)
-        #: Bytes of a slot for the messages of one rank.
+        #: Bytes of a slot.
         self.part = -(-part // _ALIGNMENT) * _ALIGNMENT
-        self.rank, self.ranks, self.turn, self.is_behind = dist.get_rank(group), ranks, 0, ranks > 2
-        memory = symmetric.empty(SLOTS * self.part * max(1, ranks - 1), dtype=torch.uint8, device=device)
         named = dist.group.WORLD if group is None else group
-        self._memory, self._handle = memory, symmetric.rendezvous(memory, named.group_name)
-        self._stream = torch.cuda.Stream(device)
+        self.rank, self.ranks, self.device = dist.get_rank(group), dist.get_world_size(group), device
+        self._memory = symmetric.empty(slots * self.part, dtype=torch.uint8, device=device)
+        self._handle = symmetric.rendezvous(self._memory, named.group_name)
         self._milliseconds = _time_out(named, device)
+
+    def at(self, owner: int, start: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory of ``owner`` from a byte on."""
+        found: Tensor = self._handle.get_buffer(owner, list(shape), dtype, start // dtype.itemsize)
+        return found
+
+    def is_recorded(self) -> bool:
+        """Whether a graph records the work, which it then repeats in one slot."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def barrier(self) -> None:
+        """The current stream waits until all ranks have come here."""
+        self._handle.barrier(0, self._milliseconds)
+
+
+class PeerMemory(SharedMemory):
+    """Memory for messages of each rank, which the other ranks write. Exchanges take three slots in turn: two are under
+    way in the backward pass while one is read. Each has room for the messages of each other rank."""
+
+    def __init__(self, group: Any, device: torch.device, part: int) -> None:
+        ranks = dist.get_world_size(group)
+        super().__init__(group, device, SLOTS * (ranks - 1), part)
+        self.turn, self.is_behind, self._stream = 0, ranks > 2, torch.cuda.Stream(device)
 
     @property
     def slot(self) -> int:
@@ -49,9 +74,7 @@ class PeerMemory:
     def view(self, owner: int, source: int, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory of ``owner`` for a message of ``source`` in this turn, ``at`` bytes after its first one."""
         number = source - (source > owner)
-        start = (self.slot * (self.ranks - 1) + number) * self.part + at
-        found: Tensor = self._handle.get_buffer(owner, list(shape), dtype, start // dtype.itemsize)
-        return found
+        return self.at(owner, (self.slot * (self.ranks - 1) + number) * self.part + at, shape, dtype)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
@@ -67,14 +90,6 @@ class PeerMemory:
     def join(self, mark: Any) -> None:
         """The current stream waits for the work before an event."""
         torch.cuda.current_stream().wait_event(mark)
-
-    def is_recorded(self) -> bool:
-        """Whether a graph records the work, which it then repeats in one slot."""
-        return torch.cuda.is_current_stream_capturing()
-
-    def barrier(self) -> None:
-        """Waits until all ranks have come here."""
-        self._handle.barrier(0, self._milliseconds)
 
     def signal(self, peer: int, slot: int) -> None:
         """Tells a rank that its messages in a slot are written, once it has seen the last such signal."""
@@ -117,22 +132,36 @@ def prepare(group: Any, device: torch.device, hosts: int, part: int) -> None:
     known = _memories.get(key)
     if key in _memories and (known is None or known.part >= part):
         return
-    most = int(torch.cuda.get_device_properties(device).total_memory * _SHARE) // (SLOTS * (ranks - 1))
+    most = most_of(device, SLOTS * (ranks - 1))
     if part <= most and known is not None:  # longer sequences may follow
         part = min(max(part, known.part * 3 // 2), most)
     if part > most or torch.cuda.is_current_stream_capturing():
         _memories.pop(key, None)  # its slots are too small
         return
-    torch.cuda.synchronize(device)  # no rank writes any more to memory that is given back
+
+    def make() -> PeerMemory:
+        _memories.pop(key, None)
+        return PeerMemory(group, device, part)
+
+    _memories[key] = made_by_all(group, device, make)
+
+
+def most_of(device: torch.device, slots: int) -> int:
+    """The most bytes of a slot."""
+    return int(torch.cuda.get_device_properties(device).total_memory * _SHARE) // slots
+
+
+def made_by_all(group: Any, device: torch.device, make: Callable[[], _Memory]) -> _Memory | None:
+    """What all ranks could make, or None on each of them."""
+    torch.cuda.synchronize(device)  # no rank reaches any more for memory that is given back
     dist.barrier(group)
-    _memories.pop(key, None)
     try:
-        made: PeerMemory | None = PeerMemory(group, device, part)
+        made: _Memory | None = make()
     except (ImportError, RuntimeError, AttributeError):
         made = None
     reached = torch.tensor([made is not None], dtype=torch.int32, device=device)
     dist.all_reduce(reached, dist.ReduceOp.MIN, group)
-    _memories[key] = made if reached.item() else None
+    return made if reached.item() else None
 
 
 class Landing(NamedTuple):

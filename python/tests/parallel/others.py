@@ -75,6 +75,20 @@ def of_decoding(group, lengths, sink):
     return worst, made[0].numpy().tobytes()
 
 
+def of_decoding_in_place(group, lengths):
+    """The bits of a result, the calls through the memory of peers, and those whose result was made in it."""
+    with host_peers.through_results(group) as memory:
+        for _ in range(3):
+            worst, bits = of_decoding(group, lengths, True)
+            assert worst < 2e-6
+        out, lse = torch.full((1, 2, 4, 8), float(dist.get_rank(group))), torch.zeros(1, 4, 2)
+        mean = (dist.get_world_size(group) - 1) / 2
+        assert torch.allclose(parallel.merge_over_group(out, lse, group)[0], torch.full_like(out, mean))
+        out, lse = out.expand(1 << 10, 2, 4, 8), lse.expand(1 << 10, 4, 2)
+        assert torch.allclose(parallel.merge_over_group(out, lse, group)[0], torch.full_like(out, mean))
+        return bits, memory.turn, memory.in_place
+
+
 def of_decoding_that_differs(group):
     rows = 1 + dist.get_rank(group)
     try:
@@ -240,7 +254,7 @@ def through_peers(group, mask, split, schedule, heads_k, slices):
             cases.compare(group, mask, "sink", split, schedule, dtype, heads_k, slices)
         ranks = dist.get_world_size(group)
         needs = ranks > 2 or (schedule == "all_gather" and slices > 1)
-        assert memory.turn > 0 and (memory.barriers > 0) == needs, (memory.turn, memory.barriers)
+        assert memory.turn > 0 and (memory._handle.barriers > 0) == needs, (memory.turn, memory._handle.barriers)
 
 
 def a_large_message(group):
