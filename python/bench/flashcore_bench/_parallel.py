@@ -1,7 +1,8 @@
 """The suite ``parallel``: attention of sharded sequences on several GPUs of one host, under ``torchrun``.
 
 A row's ``efficiency`` is the time of one GPU for the whole problem, divided by the ranks, over the time of the slowest
-rank. All ranks time the whole problem together, so that all GPUs are as warm as in the sharded one.
+rank. All ranks compute the whole problem together, and samples of it and of the sharded one are taken in turn: power
+management moves the clocks of GPUs by a tenth within a second, and so both see the same clocks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ Call = Callable[[], Any]
 
 #: Microseconds of calls that follow each other without a wait.
 _TOGETHER = 5e4
-#: Microseconds of a call that is repeated three times; of one GPU, once for all contestants.
+#: Microseconds of a call that is repeated three times; of one GPU, beside the first contestant alone.
 _LONG = 2e6
 #: The largest relative error, in the Frobenius norm, of a result to that of one GPU.
 _ACCEPTED = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
@@ -199,31 +200,44 @@ def error_of(found: Any, right: Any, work: Work, shards: Shards, rank: int) -> f
     return worst
 
 
-def timed(call: Call, group: Any, device: torch.device, seconds: float) -> list[float]:
-    """Microseconds of the slowest rank, for each call of several that follow each other, as those of a model's layers
-    do: a launch is prepared while the kernels before it run. All ranks make as many calls."""
+def timed(calls: Sequence[Call], group: Any, device: torch.device, seconds: float) -> list[list[float]]:
+    """Microseconds of the slowest rank for each of some calls, whose samples are taken in turn: ``seconds`` for each.
+
+    A sample is the mean of calls that follow each other, as those of a model's layers do: a launch is prepared while
+    the kernels before it run. A fifth of the samples warms up and is not kept. All ranks make as many calls.
+    """
 
     def synchronised() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def once(calls: int) -> float:
+    def once(call: Call, number: int) -> float:
         dist.barrier(group)
         start = synchronised()
-        for _ in range(calls):
+        for _ in range(number):
             call()
-        return (synchronised() - start) * 1e6 / calls
+        return (synchronised() - start) * 1e6 / number
 
-    once(1)
-    first = torch.tensor([once(1)], dtype=torch.float64, device=device)
-    dist.all_reduce(first, dist.ReduceOp.MAX, group)
-    calls = max(1, min(20, int(_TOGETHER / first.item())))
-    least = 5 if first.item() < _LONG else 3
-    number = max(least, min(200, int(seconds * 1e6 / first.item() / calls)))
-    samples = torch.tensor([once(calls) for _ in range(number)], dtype=torch.float64, device=device)
-    dist.all_reduce(samples, dist.ReduceOp.MAX, group)
-    return [float(x) for x in samples.tolist()]
+    def slowest(us: list[Any]) -> list[Any]:
+        found = torch.tensor(us, dtype=torch.float64, device=device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group)
+        return list(found.tolist())
+
+    for call in calls:
+        once(call, 1)
+    firsts = slowest([once(call, 1) for call in calls])
+    together = [max(1, min(20, int(_TOGETHER / us))) for us in firsts]
+    of_round = sum(us * number for us, number in zip(firsts, together))
+    least = 5 if max(firsts) < _LONG else 3
+    kept = max(least, min(200, int(0.8 * seconds * 1e6 * len(calls) / of_round)))
+    unkept = max(1, kept // 4)
+    samples: list[list[float]] = [[] for _ in calls]
+    for i in range(unkept + kept):
+        turns = list(zip(calls, together, samples))
+        for call, number, of_call in turns if i % 2 == 0 else reversed(turns):
+            of_call.append(once(call, number))
+    return slowest([of_call[unkept:] for of_call in samples])
 
 
 def rows_of(work: Work, group: Any, device: torch.device, dtype: torch.dtype, seconds: float) -> list[dict[str, Any]]:
@@ -233,23 +247,24 @@ def rows_of(work: Work, group: Any, device: torch.device, dtype: torch.dtype, se
     for what in work.passes:
         trains = what == "forward+backward"
         whole = one_gpu(work, shards, trains)
-        right, ideal = whole(), 0.0
+        right, ideal = whole(), None  # type: Any, float | None
         for name, context, call in contestants(work, shards, group, trains):
-            # Directly before each contestant, so that both find the clocks of a busy GPU.
-            if ideal * ranks < _LONG:
-                ideal = statistics.median(timed(whole, group, device, seconds)) / ranks
             row = {"suite": "parallel", "problem": work.name, "pass": what, "impl": name, "ranks": ranks}
             row |= {"ideal_us": ideal, "fault": None, "predicted_efficiency": _predicted(work, shards, trains, name)}
             try:
                 with context:
                     row["err"] = error_of(call(), right, work, shards, rank)
                     row["err_allowed"] = _ACCEPTED[dtype]
-                    samples = timed(call, group, device, seconds)
+                    beside = [whole] if ideal is None or ideal * ranks < _LONG else []
+                    *of_whole, samples = timed([*beside, call], group, device, seconds)
             except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
                 row["fault"] = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
                 rows.append(row)
                 continue
-            ordered = sorted(samples)
+            if of_whole:
+                ideal = statistics.median(of_whole[0]) / ranks
+            assert ideal is not None
+            ordered, row["ideal_us"] = sorted(samples), ideal
             row["us_median"] = statistics.median(ordered)
             row["us_low"], row["us_high"] = ordered[len(ordered) // 20], ordered[-1 - len(ordered) // 20]
             row["samples"], row["all_us"] = len(ordered), [round(us, 2) for us in samples]

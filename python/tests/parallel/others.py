@@ -225,6 +225,28 @@ def of_suite(group):
     return [len(works), rows, _parallel.table(rows)]
 
 
+def of_clock(group):
+    """The medians of two equal calls on a clock that each call finds slower, the kept samples, and the calls made."""
+    import statistics
+    from types import SimpleNamespace
+
+    from flashcore_bench import _parallel
+
+    now, made = [0.0], [0, 0]
+
+    def call(number):
+        made[number] += 1
+        now[0] += 1e-3 * (1 + sum(made) / 4000)
+
+    clock, _parallel.time = _parallel.time, SimpleNamespace(perf_counter=lambda: now[0])
+    try:
+        both = [lambda: call(0), lambda: call(1)]
+        samples = _parallel.timed(both, group, torch.device("cpu"), 1.0)
+    finally:
+        _parallel.time = clock
+    return [statistics.median(x) for x in samples], [len(x) for x in samples], made
+
+
 def of_compiled_step(group):
     """The worst difference of a compiled step to the eager one, and the graphs of two steps."""
     from torch._dynamo.testing import CompileCounter

@@ -154,6 +154,13 @@ def test_the_suite_of_the_benchmark(ranks):
             assert 0 < row["predicted_efficiency"] <= 1
 
 
+def test_the_benchmark_times_calls_in_turn(ranks):
+    pytest.importorskip("flashcore_bench")
+    for medians, kept, made in ranks(2, others.of_clock):
+        assert medians[0] == pytest.approx(medians[1], rel=0.01)
+        assert kept == [39, 39] and made == [2 + 20 * (39 + 9)] * 2
+
+
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_the_benchmark_predicts_times_for_more_gpus(count, capsys):
     main = pytest.importorskip("flashcore_bench.__main__").main
