@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import flashcore_attn as fa
+from flashcore_attn import _kvcache
 
 torch = pytest.importorskip("torch")
 
@@ -451,3 +452,16 @@ def test_hostile_arrays_on_a_gpu_lead_nowhere() -> None:
         own = set(case.page_table[0].tolist())
         others = [page for page in range(case.k_cache.shape[0]) if page not in own]
         assert torch.equal(gpu.k_cache.cpu()[others], case.k_cache[others])
+
+
+@pytest.mark.parametrize("kind", ["cpu", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
+def test_a_result_and_its_log_sum_exp_are_written_into_given_memory(kind: str, request: Any) -> None:
+    if kind == "pretended":
+        request.getfixturevalue("pretended_gpu")
+    draw = torch.Generator().manual_seed(7)
+    shapes = ((2, 3, 4, 32), (2, 40, 2, 32), (2, 40, 2, 16))
+    q, k, v = (torch.randn(x, generator=draw).to("cuda" if kind == "cuda" else "cpu") for x in shapes)
+    right = fa.flash_attn_with_kvcache(q, k, v, cache_seqlens=33, return_softmax_lse=True)
+    memory = q.new_full((2, 3, 4, 16), math.nan), q.new_full((2, 4, 3), math.nan)
+    made = _kvcache.attend_to_cache(memory, q, k, v, cache_seqlens=33, return_softmax_lse=True)
+    assert all(x is y for x, y in zip(made, memory)) and all(torch.equal(x, y) for x, y in zip(made, right))

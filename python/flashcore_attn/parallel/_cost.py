@@ -36,7 +36,7 @@ class Costs(NamedTuple):
     host: tuple[float, float, float]
     #: The time that an exchange beside a kernel takes from the kernel, as a share of the exchange.
     overlap_loss: float
-    #: Bytes of keys and values that decoding reads in a second, and seconds of exchanging and merging its results.
+    #: Bytes of keys and values that decoding reads in a second; seconds of exchanging and merging results.
     reads: float
     merge: float
     source: str

@@ -16,8 +16,8 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def join(rank, ranks, port, seconds):
-    """Joins the default group of a process, on the CPU."""
+def join(rank, ranks, port, seconds, backend="gloo"):
+    """Joins the default group of a process."""
     import datetime
 
     import torch
@@ -25,7 +25,7 @@ def join(rank, ranks, port, seconds):
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"tcp://127.0.0.1:{port}",
         rank=rank,
         world_size=ranks,
