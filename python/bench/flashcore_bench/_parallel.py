@@ -32,7 +32,7 @@ from ._timeline import recorded, timeline
 Call = Callable[[], Any]
 
 #: Microseconds of calls that follow each other without a wait.
-_TOGETHER = 5e4
+_TOGETHER = 2e5
 #: Microseconds of a call that is repeated three times; of one GPU, beside the first contestant alone.
 _LONG = 2e6
 #: The largest relative error, in the Frobenius norm, of a result to that of one GPU.

@@ -206,7 +206,8 @@ def backward(
     dq = (torch.empty_like if empty else torch.zeros_like)(q, dtype=kind, memory_format=like)
     sums, of_terms = _KeySums(job, (k, v)), TermSums(terms, wants)
     returned: _Returned | None = None
-    for i, (stage, keys) in enumerate(_fetched(job, _in_backward(of_forward), (k, v))):
+    stages = _in_backward(of_forward, q.shape[0] * k.shape[1] if q.is_cuda else None)
+    for i, (stage, keys) in enumerate(_fetched(job, stages, (k, v))):
         heads = kv_heads(stage.heads, group)
         of_keys = _KeyGradients(keys.buffers, len(stage.plan.calls))
         places = sums.places(stage)
@@ -234,12 +235,19 @@ def backward(
     return [dq.to(q.dtype), *sums.taken()], of_terms.taken()
 
 
-def _in_backward(stages: tuple[KeyStage, ...]) -> tuple[KeyStage, ...]:
+#: The least tiles of 128 keys that half of the heads must have on a GPU, three for each multiprocessor of an H200. A
+#: causal call takes at least the time of its longest tile, so that halves of fewer take longer than gradients return.
+_LEAST_TILES = 396
+
+
+def _in_backward(stages: tuple[KeyStage, ...], keys: int | None) -> tuple[KeyStage, ...]:
     """The stages of the backward pass: half of the heads of the first one come last. While they are computed, the last
-    gradients of keys return to other ranks."""
+    gradients of keys return to other ranks. ``keys`` are those of a head that a GPU holds, over the batch."""
     first, heads = stages[0], stages[0].heads
     middle = (heads.start + heads.stop + 1) // 2
     if first.shared or not first.partial or middle == heads.stop or not any(stage.shared for stage in stages):
+        return stages
+    if keys is not None and keys // 128 * (heads.stop - middle) < _LEAST_TILES:
         return stages
     halves = [first._replace(heads=part) for part in (slice(heads.start, middle), slice(middle, heads.stop))]
     return (halves[0], *stages[1:], halves[1])

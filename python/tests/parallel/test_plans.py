@@ -191,3 +191,12 @@ def test_bad_splits_are_refused():
     ):
         with pytest.raises(flashcore_attn.ArgumentError, match=f"for {words}: expected"):
             parallel.split_sequence(*arguments)
+
+
+def test_heads_of_few_tiles_are_not_halved_on_a_gpu():
+    split = parallel.split_sequence(1 << 16, 2)
+    job = _calls.ParallelCall(None, 0, split, _plan.GlobalBand(-1, 0, 0, False), None, 0.0, "ring", 1)
+    stages = _stages.stages_of(job, 8)
+    heads = [slice(0, 4), slice(0, 8), slice(4, 8)]
+    for keys, expected in ((None, heads), (8192, heads[1:2] * 2), (16384, heads)):
+        assert [stage.heads for stage in _stages._in_backward(stages, keys)] == expected
