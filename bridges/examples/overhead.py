@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-CALLS, REPEATS = 200, 51
+CALLS, REPEATS = 50, 400
 
 
 def microseconds(call, wait):
@@ -107,9 +107,16 @@ def main():
         parser.error("--library is missing: build/*/libflashcore.so of `cargo xtask hub`")
     else:
         ours, empty, wait = tvm_calls(given.device, given.library)
-    for call in (ours, *empty.values()):
+    calls = [ours, *empty.values()]
+    for call in calls:
         call()
-    samples = [[microseconds(call, wait) for call in (ours, *empty.values())] for _ in range(REPEATS)]
+    samples = [[0.0] * len(calls) for _ in range(REPEATS)]
+    for repeat, row in enumerate(samples):
+        # Short samples in another order each time: the clock of a CPU changes, and each call finds the caches
+        # of the one before.
+        for i in range(len(calls)):
+            i = (i + repeat) % len(calls)
+            row[i] = microseconds(calls[i], wait)
     of_ours, *of_empty = zip(*samples, strict=True)
     door = {"jax": "JAX", "tvm": "TVM-FFI"}[given.interface]
     where = "" if given.device == "cuda" else " on the CPU"
