@@ -16,7 +16,7 @@ use crate::decode::{Inst, Program, WORKSPACE, decode};
 use crate::exec::{Cluster, Context, Doubts, Follow, GlobalOrder, Outcome, Progress, registers_at_entry};
 use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
-use crate::order::Actors;
+use crate::order::{Actors, Kinds};
 use crate::report::{
     Fidelity, Findings, Footprint, HazardKind, Options, Place, Printed, Report, Schedule, Survey, ThreadId,
 };
@@ -137,13 +137,15 @@ pub(crate) fn run_once(
         rules,
         registers: registers_at_entry(&entry.bounds, &program),
         apart: !program.communicates,
-        actors: Actors {
-            ctas: kernel.launch.cluster.count() as usize,
-            warps: (kernel.launch.block.count() as usize).div_ceil(32),
-            asynchronous: program.asynchronous,
-            tensor: program.tensor,
-            overlapping: kernel.launch.overlapping,
-        },
+        actors: Actors::new(
+            kernel.launch.cluster.count() as usize,
+            (kernel.launch.block.count() as usize).div_ceil(32),
+            Kinds {
+                asynchronous: program.asynchronous,
+                tensor: program.tensor,
+                overlapping: kernel.launch.overlapping,
+            },
+        ),
         maps: &kernel.tensor_maps,
         stands_for: 1,
     };

@@ -44,6 +44,22 @@ pub(crate) struct Actors {
     pub tensor: bool,
     /// Whether the previous grid may still run.
     pub overlapping: bool,
+    // Computed once, because the race check needs them for most accesses.
+    threads: usize,
+    slots: usize,
+    /// The start and the end of [`Actors::tensors`].
+    tensors: (usize, usize),
+}
+
+/// The actors of a kernel beside its warps.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Kinds {
+    /// Whether the kernel uses the asynchronous proxy.
+    pub asynchronous: bool,
+    /// Whether the kernel uses tensor memory.
+    pub tensor: bool,
+    /// Whether the previous grid may still run.
+    pub overlapping: bool,
 }
 
 /// The asynchronous instructions of a warp that complete in order of issue (PTX ISA, "Memory Consistency
@@ -86,30 +102,38 @@ pub(crate) enum Actor {
 }
 
 impl Actors {
-    /// Warps of a cluster.
-    pub const fn threads(self) -> usize {
-        self.ctas * self.warps
+    /// The actors of a cluster of so many CTAs and warps of a CTA.
+    pub const fn new(ctas: usize, warps: usize, kinds: Kinds) -> Actors {
+        let Kinds { asynchronous, tensor, overlapping } = kinds;
+        let threads = ctas * warps;
+        let (warpgroups, more) = match asynchronous {
+            true => (ctas * warps.div_ceil(WARPGROUP), 6 * threads + MBARRIERS * ctas),
+            false => (0, 0),
+        };
+        let slots = threads + warpgroups;
+        let first = slots + more;
+        let range = (first, first + if tensor { TENSOR_PIPES * threads } else { 0 });
+        Actors { ctas, warps, asynchronous, tensor, overlapping, threads, slots, tensors: range }
     }
 
-    const fn warpgroups(self) -> usize {
-        if self.asynchronous { self.ctas * self.warps.div_ceil(WARPGROUP) } else { 0 }
+    /// Warps of a cluster.
+    pub const fn threads(self) -> usize {
+        self.threads
     }
 
     /// The number of actors that have a read slot in the shadow of shared memory.
     pub const fn slots(self) -> usize {
-        self.threads() + self.warpgroups()
+        self.slots
     }
 
     /// The number of actors of a cluster.
     pub const fn total(self) -> usize {
-        self.tensors().end + self.overlapping as usize
+        self.tensors.1 + self.overlapping as usize
     }
 
     /// The index range of all [`Actors::tensor`].
     pub const fn tensors(self) -> std::ops::Range<usize> {
-        let more = if self.asynchronous { 6 * self.threads() + MBARRIERS * self.ctas } else { 0 };
-        let start = self.slots() + more;
-        start..start + if self.tensor { TENSOR_PIPES * self.threads() } else { 0 }
+        self.tensors.0..self.tensors.1
     }
 
     /// The instructions in a pipe of a warp.
@@ -191,8 +215,8 @@ impl Actors {
 
     /// The fenced actor of an agent, if the agent is a warp and the kernel uses the asynchronous proxy.
     pub fn fenced_agent(self, agent: Agent, space: ProxySpace) -> Option<Agent> {
-        let local = agent as usize % self.total();
-        (self.asynchronous && local < self.threads()).then(|| agent + self.fenced(space) as Agent)
+        let is_warp = || agent % (self.total() as Agent) < self.threads() as Agent;
+        (self.asynchronous && is_warp()).then(|| agent + self.fenced(space) as Agent)
     }
 }
 
@@ -202,7 +226,7 @@ mod tests {
 
     #[test]
     fn nobody_is_two() {
-        let actors = Actors { ctas: 2, warps: 6, asynchronous: true, tensor: true, overlapping: true };
+        let actors = Actors::new(2, 6, Kinds { asynchronous: true, tensor: true, overlapping: true });
         let pipes = [TensorPipe::Product, TensorPipe::Load, TensorPipe::Store, TensorPipe::Issued];
         let mut all: Vec<usize> = (0..12).chain([0, 4, 6, 10].map(|w| actors.wgmma(w))).collect();
         for warp in 0..12 {
@@ -221,7 +245,7 @@ mod tests {
         for bulk in [actors.bulk_reads(3), actors.bulk_writes(3)] {
             assert_eq!(actors.name((actors.total() + bulk) as Agent), Actor::Bulk(3));
         }
-        let plain = Actors { ctas: 1, warps: 3, asynchronous: false, tensor: false, overlapping: false };
+        let plain = Actors::new(1, 3, Kinds::default());
         assert_eq!((plain.total(), plain.grid_before()), (3, None));
     }
 }

@@ -10,10 +10,10 @@ const BLOCK: usize = 16;
 /// The cells of one size.
 #[derive(Debug)]
 struct Level {
-    slots: usize,
     writes: Vec<Write>,
-    /// `slots` records for each cell: the last reads of each actor that has a slot.
-    reads: Vec<Record>,
+    /// For each actor that has a slot, its last reads of each cell, up to the last cell when it read: most
+    /// actors read nothing, and others read neighbouring cells one after the other.
+    reads: Vec<Vec<Record>>,
     /// For each cell, one plus the index of its entry in `records`; 0 if it has none.
     beside: Vec<u32>,
     /// Accesses that have no slot and are not implied by other records: writes other than the last one, reads
@@ -78,17 +78,16 @@ impl DenseShadow {
     /// the rows that are left to [`DenseShadow::read`].
     #[inline(always)]
     pub fn read_blocks(&mut self, offsets: &[u32; 32], rows: u32, a: &Access) -> u32 {
-        let level = &mut self.blocks;
-        if a.actor >= level.slots {
+        if a.actor >= self.blocks.reads.len() {
             return rows;
         }
         let (new, known) = (Record::of_read(a), a.view.known_to_all(a.actor));
+        let (reads, writes) = self.blocks.reads_of(a.actor);
         let mut left = 0;
         for (row, &offset) in offsets.iter().enumerate().filter(|(row, _)| rows >> row & 1 == 1) {
             let block = offset as usize / BLOCK;
-            let write = &level.writes[block];
-            let plain = self.split[block] == 0 && write.is_simply_before(a);
-            if !plain || !level.reads[block * level.slots + a.actor].absorb(&new, known) {
+            let plain = self.split[block] == 0 && writes[block].is_simply_before(a);
+            if !plain || !reads[block].absorb(&new, known) {
                 left |= 1 << row;
             }
         }
@@ -134,7 +133,7 @@ impl DenseShadow {
         found: &mut impl FnMut(Unordered),
     ) {
         self.each(offset, bytes, |level, cell, _| {
-            for (actor, read) in level.reads[cell * level.slots..][..level.slots].iter().enumerate() {
+            for (actor, read) in level.last_reads(cell) {
                 let agent = a.view.home() + actor as Agent;
                 read.unordered_readers(agent, a).into_iter().for_each(&mut *found);
             }
@@ -198,9 +197,8 @@ impl DenseShadow {
 impl Level {
     fn new(cells: usize, slots: usize) -> Level {
         Level {
-            slots,
             writes: vec![Write::NEVER; cells],
-            reads: vec![Record::NEVER; cells * slots],
+            reads: vec![Vec::new(); slots],
             beside: vec![0; cells],
             records: Vec::new(),
             work: 0,
@@ -209,11 +207,30 @@ impl Level {
 
     /// Appends a cell with the state of a cell of another level.
     fn copy_of(&mut self, other: &Level, cell: usize) {
+        let at = self.writes.len();
         self.writes.push(other.writes[cell]);
-        self.reads.extend_from_slice(&other.reads[cell * self.slots..][..self.slots]);
+        for (actor, read) in other.last_reads(cell).filter(|(_, read)| read.epoch != 0) {
+            self.reads_of(actor).0[at] = *read;
+        }
         let records = other.beside[cell].checked_sub(1).map(|at| other.records[at as usize].clone());
         self.records.extend(records.clone());
         self.beside.push(records.map_or(0, |_| self.records.len() as u32));
+    }
+
+    /// The last reads of a cell, with the actor of each.
+    #[inline(always)]
+    fn last_reads(&self, cell: usize) -> impl Iterator<Item = (usize, &Record)> {
+        self.reads.iter().enumerate().filter_map(move |(actor, reads)| Some((actor, reads.get(cell)?)))
+    }
+
+    /// The last reads of each cell by an actor that has a slot, and the writes.
+    #[inline(always)]
+    fn reads_of(&mut self, actor: usize) -> (&mut [Record], &[Write]) {
+        let (reads, cells) = (&mut self.reads[actor], self.writes.len());
+        if reads.len() < cells {
+            reads.resize(cells, Record::NEVER);
+        }
+        (reads, &self.writes)
     }
 
     fn records_of(&mut self, cell: usize) -> &mut Records {
@@ -268,10 +285,10 @@ impl Level {
     fn note_read(&mut self, cell: usize, a: &Access) {
         let new = Record::of_read(a);
         let known = a.view.known_to_all(a.actor);
-        if a.actor >= self.slots {
+        if a.actor >= self.reads.len() {
             return self.records_of(cell).note(a.agent(), new, known);
         }
-        let slot = &mut self.reads[cell * self.slots + a.actor];
+        let slot = &mut self.reads_of(a.actor).0[cell];
         let old = *slot;
         if !slot.absorb(&new, known) {
             *slot = new;
@@ -282,25 +299,25 @@ impl Level {
 
     #[inline(always)]
     fn unordered_read(&self, cell: usize, a: &Access) -> Option<Conflict> {
-        let slots = &self.reads[cell * self.slots..][..self.slots];
-        let unordered = slots.iter().enumerate().find(|(actor, read)| {
-            read.epoch > a.view.known_to_all(a.actor_of(*actor))
-                && read.conflict(a.view.home() + *actor as Agent, a, |_| false).is_some()
-        });
-        unordered.and_then(|(actor, read)| read.conflict(a.view.home() + actor as Agent, a, |_| false))
+        self.last_reads(cell).find_map(|(actor, read)| {
+            if read.epoch <= a.view.known_to_all(a.actor_of(actor)) {
+                return None;
+            }
+            read.conflict(a.view.home() + actor as Agent, a, |_| false)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::WarpView;
+    use super::super::{Kinds, WarpView};
     use super::*;
 
     /// Two lanes read a word in turns, each after its own fence. A strong store of another warp comes between
     /// the reads.
     #[test]
     fn few_records_stand_for_many_reads() {
-        let actors = Actors { ctas: 1, warps: 2, asynchronous: false, tensor: false, overlapping: false };
+        let actors = Actors::new(1, 2, Kinds::default());
         let mut views = [0, 1].map(|warp| WarpView::new(0, warp, actors, !0));
         let mut shadow = DenseShadow::new(BLOCK, 4, actors);
         for round in 0..1000 {

@@ -11,7 +11,7 @@ mod records;
 mod shadow;
 mod view;
 
-pub(crate) use actors::{Actor, Actors, Agent, ProxySpace, Strength, TensorPipe};
+pub(crate) use actors::{Actor, Actors, Agent, Kinds, ProxySpace, Strength, TensorPipe};
 pub(crate) use clock::{Clock, Epoch, FLIGHT};
 pub(crate) use dense::DenseShadow;
 pub(crate) use paged::PagedShadow;

@@ -7,10 +7,16 @@ use super::shadow::{Access, Conflict, Record, Touch, Unordered, Write, write_ord
 use super::{Agent, Epoch, Strength};
 
 /// One granule of global memory.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Cell {
     write: Write,
     records: Records,
+}
+
+impl Default for Cell {
+    fn default() -> Cell {
+        Cell { write: Write::NEVER, records: Records::default() }
+    }
 }
 
 const PAGE: u64 = 256;
@@ -19,7 +25,11 @@ const PAGE: u64 = 256;
 #[derive(Debug, Default)]
 pub(crate) struct PagedShadow {
     shift: u32,
-    pages: HashMap<u64, Vec<Cell>>,
+    pages: Vec<Vec<Cell>>,
+    /// For the number of a page, its index in `pages`.
+    places: HashMap<u64, usize>,
+    /// The number and the index of the page of the last access: most lanes of a warp access one page.
+    last: Option<(u64, usize)>,
     /// Number of records beyond the first of each granule.
     records: u64,
     /// Number of records searched, for the instruction budget.
@@ -41,14 +51,29 @@ impl PagedShadow {
         self.records * size_of::<(Agent, Record)>() as u64
     }
 
+    /// The index of a page in `pages`.
+    fn place(&mut self, number: u64) -> usize {
+        if let Some((last, place)) = self.last
+            && last == number
+        {
+            return place;
+        }
+        let next = self.pages.len();
+        let place = *self.places.entry(number).or_insert(next);
+        if place == next {
+            self.pages.push((0..PAGE).map(|_| Cell::default()).collect());
+        }
+        self.last = Some((number, place));
+        place
+    }
+
     /// Calls `act` for each granule of an access.
     fn each(&mut self, address: u64, bytes: u64, mut act: impl FnMut(&mut Cell)) {
         let first = address >> self.shift;
         let last = (address + bytes - 1) >> self.shift;
-        let page = self.pages.entry(first / PAGE).or_insert_with(|| {
-            vec![Cell { write: Write::NEVER, records: Records::default() }; PAGE as usize]
-        });
-        for cell in &mut page[(first % PAGE) as usize..=(last % PAGE).max(first % PAGE) as usize] {
+        let place = self.place(first / PAGE);
+        for cell in &mut self.pages[place][(first % PAGE) as usize..=(last % PAGE).max(first % PAGE) as usize]
+        {
             let before = cell.records.spilled();
             self.work += cell.records.len() as u64;
             act(cell);

@@ -69,7 +69,7 @@ impl WarpView {
 
     /// Whether an agent is a warp, whose accesses are those of the generic proxy.
     pub fn is_warp(&self, agent: Agent) -> bool {
-        (agent as usize % self.actors.total()) < self.actors.threads()
+        agent % (self.actors.total() as Agent) < self.actors.threads() as Agent
     }
 
     /// The scope that an access must have to include an agent.

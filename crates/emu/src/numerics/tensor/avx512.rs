@@ -208,8 +208,8 @@ fn parts(register: &Lanes32) -> [u32x16; 2] {
 #[inline(always)]
 fn columns(simd: V4, upper: &Lanes32, lower: &Lanes32) -> [u32x16; 4] {
     let ([a, b], [c, d]) = (parts(upper), parts(lower));
-    let words = |rows| transpose_words(simd, rows);
-    transpose_blocks(simd, [words(a), words(b), words(c), words(d)])
+    let [a, b] = [transpose_words(simd, a), transpose_words(simd, b)];
+    transpose_blocks(simd, [a, b, transpose_words(simd, c), transpose_words(simd, d)])
 }
 
 /// The reverse of [`columns`].
@@ -238,11 +238,19 @@ fn transpose_blocks(simd: V4, [a, b, c, d]: [u32x16; 4]) -> [u32x16; 4] {
     const HIGH: i32 = 0xee;
     const EVEN: i32 = 0x88;
     const ODD: i32 = 0xdd;
-    let low = |x, y| simd.avx512f._mm512_shuffle_i32x4::<LOW>(cast(x), cast(y));
-    let high = |x, y| simd.avx512f._mm512_shuffle_i32x4::<HIGH>(cast(x), cast(y));
-    let even = |x, y| cast(simd.avx512f._mm512_shuffle_i32x4::<EVEN>(x, y));
-    let odd = |x, y| cast(simd.avx512f._mm512_shuffle_i32x4::<ODD>(x, y));
-    let (ab, cd) = (low(a, b), low(c, d));
-    let (ab_high, cd_high) = (high(a, b), high(c, d));
-    [even(ab, cd), odd(ab, cd), even(ab_high, cd_high), odd(ab_high, cd_high)]
+    let (ab, cd) = (shuffle::<LOW>(simd, a, b), shuffle::<LOW>(simd, c, d));
+    let (ab_high, cd_high) = (shuffle::<HIGH>(simd, a, b), shuffle::<HIGH>(simd, c, d));
+    [
+        shuffle::<EVEN>(simd, ab, cd),
+        shuffle::<ODD>(simd, ab, cd),
+        shuffle::<EVEN>(simd, ab_high, cd_high),
+        shuffle::<ODD>(simd, ab_high, cd_high),
+    ]
+}
+
+/// Blocks of four words of both vectors. A closure would be compiled without AVX-512, and would call the
+/// instruction as a function.
+#[inline(always)]
+fn shuffle<const ORDER: i32>(simd: V4, a: u32x16, b: u32x16) -> u32x16 {
+    cast(simd.avx512f._mm512_shuffle_i32x4::<ORDER>(cast(a), cast(b)))
 }
