@@ -19,6 +19,7 @@ use problem::{
 use rayon::prelude::*;
 
 use crate::formats::{Format, Tf32};
+use crate::products::{add_row, dot};
 use crate::roundings::{ROUNDING, of_logit, of_product};
 use crate::rows::Rows;
 
@@ -132,14 +133,16 @@ impl Sums {
     /// Adds `factor` times a row, at the row's place. `variance` is that of the factor.
     fn add_row(&mut self, first: usize, factor: f64, variance: f64, row: &[f64]) {
         let range = first..first + row.len();
-        let sums = self.value[range.clone()].iter_mut().zip(&mut self.variance[range.clone()]);
-        let others = self.squares[range.clone()].iter_mut().zip(&mut self.terms[range]);
-        for (((value, sum_of_variances), (squares, terms)), &x) in sums.zip(others).zip(row) {
-            *value += factor * x;
-            *sum_of_variances += variance * x * x;
-            *squares += (factor * x) * (factor * x);
-            *terms += 1.0;
-        }
+        add_row(
+            [
+                &mut self.value[range.clone()],
+                &mut self.variance[range.clone()],
+                &mut self.squares[range.clone()],
+                &mut self.terms[range],
+            ],
+            [factor, variance],
+            row,
+        );
     }
 
     fn merge(&mut self, other: &Sums) {
@@ -176,20 +179,6 @@ fn head_of(rows: Rows<'_>, span: Span, head: usize, of: impl Fn(f32) -> f64) -> 
         all.extend(wide.iter().map(|&x| of(x)));
     }
     all
-}
-
-/// The sum of the products of two rows, and the sum of their squares.
-fn dot(a: &[f64], b: &[f64]) -> [f64; 2] {
-    const LANES: usize = 8;
-    let mut sums = [[0.0; LANES]; 2];
-    for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
-        for (lane, (a, b)) in a.iter().zip(b).enumerate() {
-            let product = a * b;
-            sums[0][lane] += product;
-            sums[1][lane] += product * product;
-        }
-    }
-    sums.map(|sums| sums.iter().sum())
 }
 
 /// A call.

@@ -35,6 +35,69 @@ pub(crate) fn add_weighted<R: Real>(acc: &mut [[R; LANES]], weights: &[[R; LANES
     Arch::new().dispatch(Weighted { acc, weights, values });
 }
 
+/// The sum of the products of two rows of as many numbers, and the sum of their squares.
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> [f64; 2] {
+    Arch::new().dispatch(Dot { a, b })
+}
+
+/// Adds to the sums of a row of a gradient: to the values `factor` times the row, to the variances `variance`
+/// times its squares, and the squares and the number of the terms.
+pub(crate) fn add_row(sums: [&mut [f64]; 4], [factor, variance]: [f64; 2], row: &[f64]) {
+    Arch::new().dispatch(AddRow { sums, factor, variance, row });
+}
+
+struct Dot<'a> {
+    a: &'a [f64],
+    b: &'a [f64],
+}
+
+impl WithSimd for Dot<'_> {
+    type Output = [f64; 2];
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> [f64; 2] {
+        let ((a, rest_of_a), (b, rest_of_b)) = (self.a.as_chunks::<8>(), self.b.as_chunks::<8>());
+        let (mut sums, mut squares) = ([0.0; 8], [0.0; 8]);
+        for (a, b) in a.iter().zip(b) {
+            for lane in 0..8 {
+                let product = a[lane] * b[lane];
+                sums[lane] += product;
+                squares[lane] += product * product;
+            }
+        }
+        for (lane, (a, b)) in rest_of_a.iter().zip(rest_of_b).enumerate() {
+            let product = a * b;
+            sums[lane] += product;
+            squares[lane] += product * product;
+        }
+        [sums.iter().sum(), squares.iter().sum()]
+    }
+}
+
+struct AddRow<'a> {
+    sums: [&'a mut [f64]; 4],
+    factor: f64,
+    variance: f64,
+    row: &'a [f64],
+}
+
+impl WithSimd for AddRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let AddRow { sums: [values, variances, squares, terms], factor, variance, row } = self;
+        let sums = values.iter_mut().zip(variances).zip(squares.iter_mut().zip(terms));
+        for (((value, sum_of_variances), (squares, terms)), &x) in sums.zip(row) {
+            let term = factor * x;
+            *value += term;
+            *sum_of_variances += variance * x * x;
+            *squares += term * term;
+            *terms += 1.0;
+        }
+    }
+}
+
 /// The arguments are a struct: unlike a closure, its method is certain to be compiled for the chosen
 /// instructions.
 struct Dots<'a, R> {
