@@ -22,6 +22,8 @@ use crate::wgmma_needed::{in_share, in_shares};
 /// Each CTA computes several tiles of keys.
 const ARCH: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
 const ORDERS: [Order; 2] = [Order::InTurn, Order::ScoresAhead];
+/// Query heads and KV heads: several groups of several heads, one group, and groups of one head.
+pub(super) const HEADS: [(usize, usize); 4] = [(4, 2), (2, 1), (2, 2), (2, 1)];
 
 fn default_plan(problem: &Problem) -> FusedPlan {
     FusedPlan::default_for(problem, &ARCH)
@@ -121,10 +123,11 @@ fn features_are_right() {
 fn uneven_lengths_are_right() {
     for i in 0..12 {
         let dim = [64, 128, 192][i / 4];
-        let base = Problem::new(4, 4, 150, dim, DType::Bf16).with_heads_kv(2, Layout::Bshd);
+        let (heads, heads_kv) = HEADS[i % HEADS.len()];
+        let base = Problem::new(4, heads, 150, dim, DType::Bf16).with_heads_kv(heads_kv, Layout::Bshd);
         let base = base.with_seq_kv(140, Layout::Bshd).with_pass(Pass::BACKWARD);
         for (problem, lengths) in uneven_problems(&base.with_band(Band::NAMED[i % Band::NAMED.len()])) {
-            let plan = FusedPlan { products: ORDERS[i % 2], ..default_plan(&problem) };
+            let plan = FusedPlan { products: ORDERS[i / 2 % 2], ..default_plan(&problem) };
             check_lengths(&problem, lengths, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -223,7 +226,7 @@ fn runs(dim: usize, products: Order) -> Vec<MutantRun> {
     // With as many stages of dO as of Q, an empty stage of Q implies one of dO; with fewer, the reverse.
     let stages = if dim == 64 { [(2, 2, 1), (3, 2, 2)] } else { [(if dim == 128 { 3 } else { 2 }, 2, 1); 2] };
     // The last tiles of keys of the second problem are visited by no query.
-    let bands = [(4 * rows - 10, 300, Band::FULL), (rows + 20, 700, Band::CAUSAL_TOP_LEFT)];
+    let bands = [(4 * rows - 10, 200, Band::FULL), (rows + 20, 700, Band::CAUSAL_TOP_LEFT)];
     bands
         .into_iter()
         .zip(stages)

@@ -15,11 +15,8 @@ pub struct Inputs {
     lse: Vec<f32>,
     d_lse: Vec<f32>,
     sinks: Vec<f32>,
-}
-
-/// A gradient's elements in f64, and the largest error of each.
-struct Expected {
-    values: Vec<(f64, f64)>,
+    /// Each gradient's elements in f64, NaN outside its rows, and the largest error of each.
+    expected: OperandMap<Vec<(f64, f64)>>,
 }
 
 /// A head of a sequence, dense, in f64.
@@ -51,8 +48,12 @@ impl Inputs {
         let d_lse = if problem.pass.d_lse() { numbers(problem.lse_len(), 5) } else { Vec::new() };
         let sinks = if problem.score.sink { numbers(problem.heads_q, 3) } else { Vec::new() };
         let lse = vec![f32::NAN; problem.lse_len()];
-        let mut inputs = Inputs { problem: problem.clone(), tensors, lengths, lse, d_lse, sinks };
-        inputs.run_forward();
+        let nothing =
+            |tensor: Tensor| (tensor.into(), vec![(f64::NAN, 0.0); problem.span(tensor).unwrap().0]);
+        let expected = Tensor::GRADIENTS.into_iter().map(nothing).collect();
+        let problem = problem.clone();
+        let mut inputs = Inputs { problem, tensors, lengths, lse, d_lse, sinks, expected };
+        inputs.compute();
         inputs
     }
 
@@ -94,21 +95,42 @@ impl Inputs {
         (0..span.len).map(row).collect()
     }
 
-    /// Stores O and the LSE.
-    fn run_forward(&mut self) {
-        let (p, sequences) = (self.problem.clone(), self.sequences());
-        for sequence in &sequences {
-            for head in 0..p.heads_q {
-                let Scores { out, lse } = self.head(sequence, head).scores;
-                for row in 0..sequence.q.len {
-                    let place = self.place(Tensor::Out, sequence, head, row);
-                    let number = self.number(sequence, head, row);
-                    for (d, &value) in out[row * p.head_dim_v..][..p.head_dim_v].iter().enumerate() {
-                        self.tensors[Operand::OUT][place + d] = encode(p.dtypes.out, value);
+    /// Computes O, the LSE and the expected gradients.
+    fn compute(&mut self) {
+        for sequence in self.sequences() {
+            for kv_head in 0..self.problem.heads_kv {
+                let group = self.problem.group_size();
+                let mut sums: Option<[Vec<(f64, f64)>; 2]> = None;
+                for head in kv_head * group..(kv_head + 1) * group {
+                    let Head { scores, dq, dk, dv } = self.head(&sequence, head);
+                    self.keep_scores(&sequence, head, &scores);
+                    self.expect(Tensor::Dq, (&sequence, head), &dq);
+                    match &mut sums {
+                        None => sums = Some([dk, dv]),
+                        Some(sums) => {
+                            for (sums, parts) in sums.iter_mut().zip([dk, dv]) {
+                                let pairs = sums.iter_mut().zip(parts);
+                                pairs.for_each(|(a, b)| *a = (a.0 + b.0, a.1 + b.1));
+                            }
+                        }
                     }
-                    self.lse[number] = lse[row] as f32;
                 }
+                let [dk, dv] = sums.expect("a group has heads");
+                self.expect(Tensor::Dk, (&sequence, kv_head), &dk);
+                self.expect(Tensor::Dv, (&sequence, kv_head), &dv);
             }
+        }
+    }
+
+    fn keep_scores(&mut self, sequence: &Sequence, head: usize, Scores { out, lse }: &Scores) {
+        let (dtype, dim) = (self.problem.dtypes.out, self.problem.head_dim_v);
+        for row in 0..sequence.q.len {
+            let place = self.place(Tensor::Out, sequence, head, row);
+            let number = self.number(sequence, head, row);
+            for (d, &value) in out[row * dim..][..dim].iter().enumerate() {
+                self.tensors[Operand::OUT][place + d] = encode(dtype, value);
+            }
+            self.lse[number] = lse[row] as f32;
         }
     }
 
@@ -247,66 +269,29 @@ impl Inputs {
     /// The first element of a gradient that is too far from the expected one.
     pub fn fault(&self, gradients: &OperandMap<Vec<u32>>) -> Option<String> {
         let p = &self.problem;
-        let mut expected: OperandMap<Expected> = Tensor::GRADIENTS
-            .into_iter()
-            .map(|tensor| {
-                let values = vec![(f64::NAN, 0.0); p.span(tensor).unwrap().0];
-                (tensor.into(), Expected { values })
-            })
-            .collect();
-        for sequence in &self.sequences() {
-            for kv_head in 0..p.heads_kv {
-                let mut sums: Option<[Vec<(f64, f64)>; 2]> = None;
-                for head in kv_head * p.group_size()..(kv_head + 1) * p.group_size() {
-                    let of_head = self.head(sequence, head);
-                    self.expect(&mut expected, Tensor::Dq, (sequence, head), &of_head.dq);
-                    let parts = [of_head.dk, of_head.dv];
-                    sums = Some(match sums {
-                        None => parts,
-                        Some([dk, dv]) => {
-                            let [of_k, of_v] = parts;
-                            let add = |sums: Vec<(f64, f64)>, parts: Vec<(f64, f64)>| {
-                                sums.iter().zip(&parts).map(|(a, b)| (a.0 + b.0, a.1 + b.1)).collect()
-                            };
-                            [add(dk, of_k), add(dv, of_v)]
-                        }
-                    });
-                }
-                if let Some([dk, dv]) = sums {
-                    self.expect(&mut expected, Tensor::Dk, (sequence, kv_head), &dk);
-                    self.expect(&mut expected, Tensor::Dv, (sequence, kv_head), &dv);
-                }
-            }
-        }
         Tensor::GRADIENTS.into_iter().find_map(|tensor| {
             let dtype = p.dtypes.of(tensor);
-            let pairs = gradients[tensor.into()].iter().zip(&expected[tensor.into()].values);
+            let pairs = gradients[tensor.into()].iter().zip(&self.expected[tensor.into()]);
             pairs.enumerate().find_map(|(i, (&bits, &(value, error)))| {
                 if value.is_nan() {
-                    let fault = format!("element {i} of {tensor:?} belongs to no row and was written");
-                    return (bits != poison(dtype)).then_some(fault);
+                    let fault = || format!("element {i} of {tensor:?} belongs to no row and was written");
+                    return (bits != poison(dtype)).then(fault);
                 }
                 let got = decode(dtype, bits);
                 let bound = 1.05 * (error + dtype.unit_roundoff() * value.abs()) + 1e-6;
-                let fault = format!("element {i} of {tensor:?}: {got}, should be {value} ± {bound}");
+                let fault = || format!("element {i} of {tensor:?}: {got}, should be {value} ± {bound}");
                 // False for a NaN.
                 let is_close = (got - value).abs() <= bound;
-                (!is_close).then_some(fault)
+                (!is_close).then(fault)
             })
         })
     }
 
-    fn expect(
-        &self,
-        expected: &mut OperandMap<Expected>,
-        tensor: Tensor,
-        (sequence, head): (&Sequence, usize),
-        values: &[(f64, f64)],
-    ) {
+    fn expect(&mut self, tensor: Tensor, (sequence, head): (&Sequence, usize), values: &[(f64, f64)]) {
         let dim = self.problem.extents(tensor)[3];
         for (row, values) in values.chunks_exact(dim).enumerate() {
             let place = self.place(tensor, sequence, head, row);
-            expected[tensor.into()].values[place..place + dim].copy_from_slice(values);
+            self.expected[tensor.into()][place..place + dim].copy_from_slice(values);
         }
     }
 }
