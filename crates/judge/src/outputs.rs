@@ -10,6 +10,8 @@
 //! and six of them are allowed in addition. 16-bit logits of standard attention have errors far above those
 //! of f32 logits, so that nothing is added there.
 
+use std::ops::Range;
+
 use oracle::Reference;
 use problem::{DType, Problem, ProblemError, Sequence, Tensor};
 
@@ -203,6 +205,16 @@ impl References {
 /// and of the LSE, in the order batch entry, head, row.
 pub fn dense_rows(problem: &Problem, sequences: &[Sequence]) -> Vec<usize> {
     rows_in_sequences(problem, Tensor::Out, sequences)
+}
+
+/// The first byte outside the rows, which have elements of `size` bytes, that no longer has the initial
+/// pattern of ones.
+pub fn written_between(bytes: &[u8], rows: &[Range<usize>], size: usize) -> Option<usize> {
+    let mut covered = vec![false; bytes.len()];
+    for row in rows {
+        covered[row.start * size..row.end * size].fill(true);
+    }
+    bytes.iter().zip(&covered).position(|(&byte, &covered)| !covered && byte != 0xff)
 }
 
 /// The given rows of a reference.

@@ -158,6 +158,13 @@ impl Values {
         each_as!(self, x => x[range].to_vec())
     }
 
+    /// The elements of a range as f64, cut at the end of the tensor.
+    pub fn wide(&self, range: std::ops::Range<usize>) -> Vec<f64> {
+        let mut narrow = vec![0.0; range.end.min(self.len()).saturating_sub(range.start)];
+        self.slice(range).elements().widen(&mut narrow);
+        narrow.into_iter().map(f64::from).collect()
+    }
+
     /// The elements of a tensor with `problem`'s strides, in the dense order `[batch, head, row, dim]`.
     pub fn gather(self, problem: &Problem, tensor: Tensor) -> Values {
         let Some(moves) = moves(problem, tensor, self.len()) else { return self };

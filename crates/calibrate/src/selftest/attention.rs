@@ -1,5 +1,7 @@
 //! Tests of attention kernels on a machine: correct outputs, equal to the emulator's, and reproducible.
 
+use std::sync::Arc;
+
 use climb::ladder::{Expected, rungs};
 use emu::{Checks, Emulator, Options};
 use judge::inputs::Style;
@@ -20,7 +22,7 @@ struct Case {
     problem: Torture,
     style: Style,
     feed: Feed,
-    references: Option<References>,
+    references: Option<Arc<References>>,
 }
 
 /// The torture set on variations of each family's plan. `progress` gets each check.
@@ -99,7 +101,7 @@ fn run<'a, M: Machine>(
             return None;
         }
     };
-    let outcome = match trial(machine, &bound, &case.feed, case.references.as_ref()) {
+    let outcome = match trial(machine, &bound, &case.feed, case.references.as_deref()) {
         Ok(outcome) => outcome,
         Err(error) => {
             right.fail(format!("{name}: {error}"));
@@ -165,7 +167,7 @@ pub fn ladder<M: Machine>(
                 let Some(feed) = Feed::draw(&bound, style, seed as u64 + 1) else { continue };
                 right.check.cases += 1;
                 let references = feed.references(&bound).ok().flatten();
-                match trial(machine, &bound, &feed, references.as_ref()) {
+                match trial(machine, &bound, &feed, references.as_deref()) {
                     Ok(outcome) if races => wrong += u32::from(!outcome.is_right()),
                     Ok(outcome) => {
                         outcome.reasons.iter().for_each(|r| right.fail(format!("{}: {r}", style.name())));

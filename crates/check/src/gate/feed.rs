@@ -1,11 +1,14 @@
 //! The inputs of one run, independent of the machine that runs it.
 
+use std::sync::Arc;
+
 use emu::Buffer;
-use judge::inputs::{Style, draw};
+use judge::inputs::Style;
 use judge::values::Inputs;
 use kernels::BufferKind;
 use ptx::BufferSpec;
 
+use super::kept;
 use super::quantised::{Codes, encode};
 use super::rows::OutputRows;
 use crate::launchfile::{Bound, Memory, Role, fill};
@@ -20,7 +23,7 @@ pub fn contents(bound: &Bound, seed: u64) -> Vec<Vec<u8>> {
 pub struct Feed {
     pub(super) style: Style,
     seed: u64,
-    pub(super) drawn: Option<Inputs>,
+    pub(super) drawn: Option<Arc<Inputs>>,
     pub(super) codes: Option<Codes>,
 }
 
@@ -42,7 +45,7 @@ impl Feed {
         if quantises && !style.is_finite() {
             return None;
         }
-        let drawn = bound.problem.as_ref().map(|problem| draw(problem, style, seed));
+        let drawn = bound.problem.as_ref().map(|problem| kept::inputs(problem, style, seed));
         let codes = bound.problem.as_ref().zip(drawn.as_ref()).filter(|_| quantises);
         let codes = codes.map(|(problem, drawn)| encode(problem, drawn));
         Some(Feed { style, seed, drawn, codes })
@@ -50,7 +53,7 @@ impl Feed {
 
     /// Wraps normal draws that were made elsewhere. They have the layout of the kernel's problem.
     pub fn of(inputs: Inputs) -> Feed {
-        Feed { style: Style::Normal, seed: 0, drawn: Some(inputs), codes: None }
+        Feed { style: Style::Normal, seed: 0, drawn: Some(Arc::new(inputs)), codes: None }
     }
 
     /// The kernel before a run.
@@ -61,12 +64,12 @@ impl Feed {
 
     /// The rows of the kernel's outputs.
     pub(super) fn rows(&self, bound: &Bound) -> OutputRows {
-        OutputRows::of(bound, self.drawn.as_ref())
+        OutputRows::of(bound, self.drawn.as_deref())
     }
 
     /// The buffers before the run. Outputs hold a NaN pattern.
     pub fn buffers(&self, bound: &Bound) -> Vec<Buffer> {
-        let (inputs, codes) = (self.drawn.as_ref(), self.codes.as_ref());
+        let (inputs, codes) = (self.drawn.as_deref(), self.codes.as_ref());
         let specs = bound.kernel.buffers.iter().zip(&bound.roles).enumerate();
         let contents = |(index, (spec, role)): (usize, (&BufferSpec, &Role))| match *role {
             Role::Operand(operand) => match inputs.and_then(|inputs| inputs.operands.get(operand)) {

@@ -11,6 +11,7 @@
 
 mod coverage;
 mod feed;
+mod kept;
 mod mutants;
 pub mod mutate;
 mod outcome;

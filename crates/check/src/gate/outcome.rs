@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use emu::{Buffer, EmuError, Options};
 use judge::gradients::GradientReferences;
-use judge::outputs::{ErrorFigures, References};
+use judge::outputs::{ErrorFigures, References, written_between};
 use judge::values::{Inputs, Values};
 use kernels::BufferKind;
 use problem::{Operand, Problem, ProblemError};
@@ -13,6 +14,7 @@ use ptx::Access;
 
 use super::CheckReport;
 use super::feed::Feed;
+use super::kept;
 use super::quantised::distance;
 use super::rows::OutputRows;
 use crate::launchfile::{Bound, Init, Memory, Role};
@@ -212,14 +214,14 @@ fn judge_references(
 impl Feed {
     /// The inputs for the reference: for a quantised kernel, the values that the codes represent.
     fn judged(&self) -> Option<&Inputs> {
-        self.codes.as_ref().map(|codes| &codes.decoded).or(self.drawn.as_ref())
+        self.codes.as_ref().map(|codes| &codes.decoded).or(self.drawn.as_deref())
     }
 
     /// The expected outputs; `None` when the kernel has no problem.
     ///
     /// # Errors
     /// When the oracle rejects the problem.
-    pub fn references(&self, bound: &Bound) -> Result<Option<References>, ProblemError> {
+    pub fn references(&self, bound: &Bound) -> Result<Option<Arc<References>>, ProblemError> {
         self.references_of(bound, None)
     }
 
@@ -229,10 +231,13 @@ impl Feed {
         &self,
         bound: &Bound,
         wanted: Option<&[bool]>,
-    ) -> Result<Option<References>, ProblemError> {
+    ) -> Result<Option<Arc<References>>, ProblemError> {
         let Some((problem, inputs)) = bound.problem.as_ref().zip(self.judged()) else { return Ok(None) };
+        if let (None, None, Some(drawn)) = (wanted, &self.codes, &self.drawn) {
+            return kept::references(problem, drawn).map(Some);
+        }
         let references = References::of_rows(problem, inputs, wanted)?;
-        Ok(Some(references.of_gpu(problem)))
+        Ok(Some(Arc::new(references.of_gpu(problem))))
     }
 
     /// The oracle's gradients.
@@ -298,7 +303,7 @@ impl Feed {
         }
         let values = Values::from_bytes(problem.dtypes.out, out);
         let elements = elements.iter().zip(judged).filter(|(_, judged)| *judged);
-        let dense: Vec<f64> = elements.flat_map(|(row, _)| wide(&values, row.clone())).collect();
+        let dense: Vec<f64> = elements.flat_map(|(row, _)| values.wide(row.clone())).collect();
         let figures = references.judge(&dense, lse.as_deref());
         for reason in figures.reasons() {
             check.fail(format!("wrong answer on {} inputs: {reason}", self.style.name()));
@@ -325,11 +330,11 @@ impl Feed {
                     let (rows, dtype) = (&rows.elements[operand], problem.dtypes.of(tensor));
                     check_gaps(name, &after[index], rows, dtype.bytes(), check);
                     let values = Values::from_bytes(dtype, &after[index]);
-                    rows.iter().flat_map(|row| wide(&values, row.clone())).collect()
+                    rows.iter().flat_map(|row| values.wide(row.clone())).collect()
                 }
                 _ => {
                     let values = Values::from_bytes(problem::DType::F32, &after[index]);
-                    wide(&values, 0..values.len())
+                    values.wide(0..values.len())
                 }
             };
             let Some(figures) = references.judge(operand, &dense) else { continue };
@@ -364,19 +369,9 @@ pub(super) fn check_inputs_kept(
     }
 }
 
-fn wide(values: &Values, range: Range<usize>) -> Vec<f64> {
-    let range = range.start..range.end.min(values.len());
-    range.filter_map(|i| values.get(i)).map(f64::from).collect()
-}
-
 /// Checks that the gaps between rows still hold the initial pattern.
 fn check_gaps(name: &str, out: &[u8], rows: &[Range<usize>], bytes: usize, check: &mut CheckReport) {
-    let mut covered = vec![false; out.len()];
-    for row in rows {
-        covered[row.start * bytes..row.end * bytes].fill(true);
-    }
-    let stray = out.iter().zip(&covered).position(|(&byte, &covered)| !covered && byte != 0xff);
-    if let Some(at) = stray {
+    if let Some(at) = written_between(out, rows, bytes) {
         check.fail(format!("byte {at} of {name} lies between output rows and was written"));
     }
 }

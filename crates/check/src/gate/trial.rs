@@ -215,7 +215,7 @@ mod tests {
     fn reasons(bound: &Bound) -> Vec<String> {
         let feed = Feed::draw(bound, Style::Normal, 1).unwrap();
         let references = feed.references(bound).unwrap();
-        trial(&mut emulator(), bound, &feed, references.as_ref()).unwrap().reasons
+        trial(&mut emulator(), bound, &feed, references.as_deref()).unwrap().reasons
     }
 
     #[test]
@@ -284,7 +284,7 @@ mod tests {
         let outputs = problem.outputs().map(|spec| Some(spec.operand));
         for wrong in outputs.chain([None]) {
             let mut machine = GradientMachine { problem: &problem, feed, wrong };
-            let reasons = trial(&mut machine, &bound, feed, references.as_ref()).unwrap().reasons;
+            let reasons = trial(&mut machine, &bound, feed, references.as_deref()).unwrap().reasons;
             match wrong {
                 None => assert_eq!(reasons, [""; 0]),
                 Some(operand) => assert!(

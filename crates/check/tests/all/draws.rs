@@ -34,7 +34,7 @@ fn refused(problem: &Problem, arch: &Arch) -> Vec<String> {
         let checks = Checks { races: false, uninitialised: false, unwritten: false };
         let mut machine = Emulator::new(Options { checks, ..Options::default() });
         let references = feed.references(&bound).unwrap();
-        let reasons = trial(&mut machine, &bound, &feed, references.as_ref()).unwrap().reasons;
+        let reasons = trial(&mut machine, &bound, &feed, references.as_deref()).unwrap().reasons;
         reasons.into_iter().map(|reason| format!("{draw:?} {plan:?}: {reason}")).collect::<Vec<_>>()
     };
     feeds.flat_map(of_feed).collect()

@@ -1,6 +1,8 @@
 //! The gate on a device: checks correct outputs on several draws of inputs, that every output element is
 //! written and nothing else, and that repeated launches give identical bits.
 
+use std::sync::Arc;
+
 use judge::inputs::Style;
 use judge::outputs::ErrorFigures;
 use judge::outputs::References;
@@ -38,7 +40,7 @@ struct Case {
 
 enum Truth {
     /// References of all rows.
-    Whole(References),
+    Whole(Arc<References>),
     /// References of some rows.
     Rows(Answer),
 }
@@ -142,7 +144,7 @@ impl Case {
     /// Judges the result of one run; a fault when it is wrong.
     fn judge(&self, bound: &Bound, run: Launched) -> Result<(Trial, Option<ErrorFigures>), TaskFault> {
         let references = match &self.truth {
-            Truth::Whole(references) => Some(references),
+            Truth::Whole(references) => Some(references.as_ref()),
             Truth::Rows(_) => None,
         };
         let run = run.check(bound, &self.feed, references);
