@@ -1,5 +1,5 @@
-//! The inputs and the references that a thread used last. The plans, candidates and mutants of one problem have
-//! equal ones, whose computation takes as long as a run.
+//! The inputs and the references that a thread used last. The plans, candidates and mutants of one problem
+//! have equal ones, whose computation takes as long as a run.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

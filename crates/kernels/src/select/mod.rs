@@ -441,8 +441,8 @@ mod tests {
         assert_eq!(plan.tanh, Tanh::Approx);
     }
 
-    /// Of plans whose predicted times differ by less than a thousandth, a swept one took 3.7 s on an H200, and
-    /// that of a row 3.0.
+    /// Of plans whose predicted times differ by less than a thousandth, a swept one took 3.7 s on an H200,
+    /// and that of a row 3.0.
     #[test]
     fn a_row_comes_before_a_swept_plan_that_is_predicted_alike() {
         let long = Problem::new(1, 32, 1 << 19, 128, DType::Bf16).with_heads_kv(8, Layout::Bhsd);
