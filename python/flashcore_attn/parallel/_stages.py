@@ -235,8 +235,9 @@ def backward(
     return [dq.to(q.dtype), *sums.taken()], of_terms.taken()
 
 
-#: The least tiles of 128 keys that half of the heads must have on a GPU, three for each multiprocessor of an H200. A
-#: causal call takes at least the time of its longest tile, so that halves of fewer take longer than gradients return.
+#: The least tiles of 128 keys that half of the heads must have on a GPU, three for each multiprocessor of an
+#: H200. A causal call takes at least the time of its longest tile, so that halves of fewer take longer than
+#: gradients return.
 _LEAST_TILES = 396
 
 
