@@ -451,6 +451,16 @@ mod tests {
     }
 
     #[test]
+    fn each_cta_of_a_cluster_has_keys() {
+        for (keys, expected) in [(1, 1), (64, 1), (512, 2)] {
+            let problem = Problem::new(1, 8, 512, 64, DType::F16).with_seq_kv(keys, Layout::Bhsd);
+            let choice = choose(&problem, &H200, TunedTable::builtin()).unwrap();
+            let genes = json!(choice.plan);
+            assert_eq!(genes["cluster"], expected, "{keys}: {genes}");
+        }
+    }
+
+    #[test]
     fn tiles_are_filled_with_heads_of_a_group() {
         let grouped = |batch, seq_q, seq_kv| {
             Problem::new(batch, 32, seq_q, 128, DType::Bf16)

@@ -170,6 +170,13 @@ impl Common {
         self
     }
 
+    /// The CTAs of a cluster, without those for which there are no keys.
+    pub fn cluster_with_keys(&self, problem: &Problem) -> u32 {
+        let of_cta = (self.kv_warpgroups * self.block_n).max(1) as usize;
+        let needed = problem.seq_kv.div_ceil(of_cta).clamp(1, self.cluster.max(1) as usize);
+        needed.next_power_of_two() as u32
+    }
+
     /// The store that the problem allows.
     pub fn fitted_store(&self, family: &'static str, problem: &Problem) -> RowStore {
         if self.check_store(family, problem).is_ok() { self.store } else { RowStore::Pairs }

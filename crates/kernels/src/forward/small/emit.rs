@@ -44,7 +44,12 @@ macro_rules! of_small_plan {
 
         fn adapted(mut self, problem: &::problem::Problem, _: &$crate::Arch, own_shape: bool) -> Self {
             self.tanh = $crate::forward::contract::default_tanh(problem);
-            if own_shape { self.fitted(problem) } else { self.filled(problem).fitted(problem) }
+            if !own_shape {
+                self = self.filled(problem);
+                let common = $crate::forward::small::emit::SmallPlan::common(&self);
+                self.cluster = common.cluster_with_keys(problem);
+            }
+            self.fitted(problem)
         }
     };
 }

@@ -21,8 +21,10 @@ impl AtOncePlan {
         let base = AtOncePlan::BASE.filled(problem);
         let tile_order = wave.order(problem.band, base.common().row_tiles(problem));
         let base = AtOncePlan { tile_order, tanh: default_tanh(problem), ..base };
-        let plans = base.variants(problem, wave).into_iter().map(|plan| plan.fitted(problem));
-        let plans: Vec<AtOncePlan> = plans.collect();
+        let with_keys = |plan: AtOncePlan| {
+            AtOncePlan { cluster: plan.common().cluster_with_keys(problem), ..plan }.fitted(problem)
+        };
+        let plans: Vec<_> = base.variants(problem, wave).into_iter().map(with_keys).collect();
         let fitting = || plans.iter().filter(|plan| plan.check(problem, arch).is_ok());
         let best = fitting().find(|plan| plan.common().is_one_wave(problem, arch));
         best.or_else(|| fitting().next()).or(plans.last()).unwrap_or(&base).clone()
