@@ -66,8 +66,8 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None,
     append: Append | None = None, into: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Enqueues attention on the current stream of q's device, after an append to the cache. ``into`` is memory for the
-    result and the log-sum-exp."""
+    """Enqueues attention on the current stream of q's device, after an append to the cache. ``into`` is
+    memory for the result and the log-sum-exp."""
     device, dtype = q.get_device(), q.dtype
     code = _code(dtype)
     agree = dtype is k.dtype and dtype is v.dtype and device == k.get_device() == v.get_device()

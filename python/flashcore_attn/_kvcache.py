@@ -95,8 +95,8 @@ def attend_to_cache(
     k_descale: Any = None, v_descale: Any = None, qv: Any = None, return_softmax_lse: bool = False,
     invariant: str | None = None,
 ) -> Any:  # fmt: skip
-    """:func:`flash_attn_with_kvcache`. ``into`` may be memory for the result and the log-sum-exp of PyTorch tensors, if
-    the call appends nothing; it is written without gradients."""
+    """:func:`flash_attn_with_kvcache`. ``into`` may be memory for the result and the log-sum-exp of PyTorch
+    tensors, if the call appends nothing; it is written without gradients."""
     _probability(0.0, qv=qv)
     want_lse = _flag("return_softmax_lse", return_softmax_lse)
     backend = backend_of(q)

@@ -240,8 +240,8 @@ def attend_into(
     out: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, want_lse: bool, features: Features | None,
     lse: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Attention of ``(batch, sequence, heads, dim)`` into memory for it, without gradients; the log-sum-exp, in memory
-    for it if that is given."""
+    """Attention of ``(batch, sequence, heads, dim)`` into memory for it, without gradients; the log-sum-exp,
+    in memory for it if that is given."""
     if out.dtype == q.dtype and out.stride(-1) == 1 and out.shape == (*q.shape[:3], v.shape[3]):
         others = () if features is None else [x for _, x in features.named()]
         if out.device == q.device and _is_plain(q, k, v) and all(type(x) in PLAIN for x in (out, *others)):

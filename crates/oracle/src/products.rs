@@ -1,6 +1,7 @@
-//! The inner loops of standard attention, compiled for the vector instructions of the processor. A vector
-//! holds the query rows of a block. Each row is summed in the order of the dimensions, or of the keys,
-//! without fused multiply-adds: the bits of the sum do not depend on the instructions.
+//! The inner loops of standard attention and of its gradients, compiled for the vector instructions of the
+//! processor, without fused multiply-adds: the bits of a sum do not depend on the instructions. In the
+//! forward pass, a vector holds the query rows of a block, and each row is summed in the order of the
+//! dimensions, or of the keys.
 
 use std::ops::{Add, Mul};
 
@@ -35,7 +36,8 @@ pub(crate) fn add_weighted<R: Real>(acc: &mut [[R; LANES]], weights: &[[R; LANES
     Arch::new().dispatch(Weighted { acc, weights, values });
 }
 
-/// The sum of the products of two rows of as many numbers, and the sum of their squares.
+/// The sum of the products of two rows of equal length, and the sum of their squares. Each is the sum of
+/// eight sums, of every eighth product.
 pub(crate) fn dot(a: &[f64], b: &[f64]) -> [f64; 2] {
     Arch::new().dispatch(Dot { a, b })
 }

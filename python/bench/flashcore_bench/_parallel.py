@@ -1,8 +1,9 @@
 """The suite ``parallel``: attention of sharded sequences on several GPUs of one host, under ``torchrun``.
 
-A row's ``efficiency`` is the time of one GPU for the whole problem, divided by the ranks, over the time of the slowest
-rank. All ranks compute the whole problem together, and samples of it and of the sharded one are taken in turn: power
-management moves the clocks of GPUs by a tenth within a second, and so both see the same clocks.
+A row's ``efficiency`` is the time of one GPU for the whole problem, divided by the ranks, over the time of
+the slowest rank. All ranks compute the whole problem together, and samples of it and of the sharded one are
+taken in turn: power management moves the clocks of GPUs by a tenth within a second, and so both see the same
+clocks.
 """
 
 from __future__ import annotations
@@ -201,10 +202,12 @@ def error_of(found: Any, right: Any, work: Work, shards: Shards, rank: int) -> f
 
 
 def timed(calls: Sequence[Call], group: Any, device: torch.device, seconds: float) -> list[list[float]]:
-    """Microseconds of the slowest rank for each of some calls, whose samples are taken in turn: ``seconds`` for each.
+    """Microseconds of the slowest rank for each of some calls, whose samples are taken in turn: ``seconds``
+    for each.
 
-    A sample is the mean of calls that follow each other, as those of a model's layers do: a launch is prepared while
-    the kernels before it run. A fifth of the samples warms up and is not kept. All ranks make as many calls.
+    A sample is the mean of calls that follow each other, as those of a model's layers do: a launch is
+    prepared while the kernels before it run. A fifth of the samples warms up and is not kept. All ranks make
+    as many calls.
     """
 
     def synchronised() -> float:

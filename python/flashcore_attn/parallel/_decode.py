@@ -79,8 +79,8 @@ def decode_attn_func(
 
     Raises:
         ArgumentError: ranks whose queries differ in shape or type, and what the calls named above raise.
-        GroupError: a rank ended, or did not answer within the time-out of the group. Where ranks merge from the memory
-            of each other, it is an error of CUDA.
+        GroupError: a rank ended, or did not answer within the time-out of the group. Where ranks merge from
+            the memory of each other, it is an error of CUDA.
     """
     options = (softmax_scale, softcap, learnable_sink is not None)
     refusal: FlashCoreError | None = None

@@ -58,8 +58,9 @@ class SharedMemory:
 
 
 class PeerMemory(SharedMemory):
-    """Memory for messages of each rank, which the other ranks write. Exchanges take three slots in turn: two are under
-    way in the backward pass while one is read. Each has room for the messages of each other rank."""
+    """Memory for messages of each rank, which the other ranks write. Exchanges take three slots in turn: two
+    are under way in the backward pass while one is read. Each has room for the messages of each other
+    rank."""
 
     def __init__(self, group: Any, device: torch.device, part: int) -> None:
         ranks = dist.get_world_size(group)

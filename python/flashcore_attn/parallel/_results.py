@@ -1,7 +1,7 @@
 """Results of the ranks of a host over different keys, which each rank merges from where they lie.
 
-The kernel that attends to a rank's keys writes its result into memory that all ranks read. A barrier follows it, and
-then the kernel that merges: neither a copy nor a kernel of NCCL lies between them.
+The kernel that attends to a rank's keys writes its result into memory that all ranks read. A barrier follows
+it, and then the kernel that merges: neither a copy nor a kernel of NCCL lies between them.
 """
 
 from __future__ import annotations
@@ -26,31 +26,36 @@ _TURNS = 2
 
 
 def layout(shape: Sequence[int], dtype: torch.dtype) -> tuple[int, int]:
-    """The byte at which the log-sum-exps of a result ``(batch, rows, heads, dim)`` begin, and the bytes of both."""
+    """The byte at which the log-sum-exps of a result ``(batch, rows, heads, dim)`` begin, and the bytes of
+    both."""
     of_out = -(-math.prod(shape) * dtype.itemsize // 16) * 16
     return of_out, of_out + -(-math.prod(shape[:3]) * 4 // 16) * 16
 
 
 class ResultMemory(SharedMemory):
-    """A result and its log-sum-exp of each rank, in memory of that rank. All ranks read it, only that rank writes.
+    """A result and its log-sum-exp of each rank, in memory of that rank. All ranks read it, only that rank
+    writes.
 
-    A call writes this rank's part to a slot (W), waits until all ranks have come there (B), and merges the parts in
-    that slot from the memory of all ranks (M). Why W overwrites no part that another rank still reads:
+    A call writes this rank's part to a slot (W), waits until all ranks have come there (B), and merges the
+    parts in that slot from the memory of all ranks (M). Why W overwrites no part that another rank still
+    reads:
 
-    All ranks make the same calls in the same order, repetitions of recorded ones among them, and each rank makes one
-    after another. Let j be the last call before i in i's slot. W of i must come after M of j on each rank. It does
-    if each rank comes to a barrier after its M of j, and this rank passes that barrier before its W of i.
+    All ranks make the same calls in the same order, repetitions of recorded ones among them, and each rank
+    makes one after another. Let j be the last call before i in i's slot. W of i must come after M of j on
+    each rank. It does if each rank comes to a barrier after its M of j, and this rank passes that barrier
+    before its W of i.
 
-    - Calls that are made once take two slots in turn, and recorded ones take none of these. If i is made once, such a
-      call lies between j and i, and its B is that barrier.
-    - A recorded call has one slot in all repetitions, also in two that follow each other. So recorded calls end with a
-      second barrier. They share a slot of their own: with a slot of the others, a repetition could directly follow a
-      call in that slot that has no second barrier.
+    - Calls that are made once take two slots in turn, and recorded ones take none of these. If i is made
+      once, such a call lies between j and i, and its B is that barrier.
+    - A recorded call has one slot in all repetitions, also in two that follow each other. So recorded calls
+      end with a second barrier. They share a slot of their own: with a slot of the others, a repetition could
+      directly follow a call in that slot that has no second barrier.
 
-    A call that failed before B has written to the slot of this turn, which the next call writes again. Memory that is
-    too small for a call is replaced. Graphs go on with the old memory, other calls with the new one, and the argument
-    holds for each of them. One stream makes a rank's calls one after another; of several, W waits for the one with the
-    call before. When graphs are repeated is the user's choice, who must order them as collectives of NCCL.
+    A call that failed before B has written to the slot of this turn, which the next call writes again. Memory
+    that is too small for a call is replaced. Graphs go on with the old memory, other calls with the new one,
+    and the argument holds for each of them. One stream makes a rank's calls one after another; of several, W
+    waits for the one with the call before. When graphs are repeated is the user's choice, who must order them
+    as collectives of NCCL.
     """
 
     def __init__(self, group: Any, device: torch.device, part: int) -> None:
@@ -109,15 +114,15 @@ def _known(group: Any, device: torch.device, shape: Sequence[int], dtype: torch.
 
 
 def place_of(group: Any, device: torch.device, shape: Sequence[int], dtype: torch.dtype) -> Any:
-    """Memory for this rank's next result and its log-sum-exp, from which :meth:`ResultMemory.merge` takes them; None if
-    there is none, as before the first call."""
+    """Memory for this rank's next result and its log-sum-exp, from which :meth:`ResultMemory.merge` takes
+    them; None if there is none, as before the first call."""
     memory = _known(group, device, shape, dtype)
     return None if memory is None else memory.places([memory.rank], shape, dtype)[0]
 
 
 def prepared(group: Any, out: Tensor, hosts: int) -> ResultMemory | None:
-    """Memory for results like ``out``, if ranks reach the memory of each other. All ranks of the group call it
-    alike."""
+    """Memory for results like ``out``, if ranks reach the memory of each other. All ranks of the group call
+    it alike."""
     key, ranks, device = dist.group.WORLD if group is None else group, dist.get_world_size(group), out.device
     found = _known(group, device, out.shape, out.dtype)
     if found is not None or device.type != "cuda" or hosts > 1 or ranks == 1:

@@ -17,8 +17,8 @@ _COUNTS = 64  # numbers of a rank's flags; the last one is that of its barrier
 
 
 class HostHandle:
-    """As a handle of PyTorch's symmetric memory, but a rank's work is done when it is enqueued: what a rank would read
-    too late is lost."""
+    """As a handle of PyTorch's symmetric memory, but a rank's work is done when it is enqueued: what a rank
+    would read too late is lost."""
 
     def __init__(self, path, rank, ranks, size):
         self.rank, self.ranks, self.size, self.barriers = rank, ranks, size, 0
@@ -53,7 +53,8 @@ class HostHandle:
 
 
 class OnHost:
-    """Memory of peers in host memory, of a group or of threads. A test sets whether a graph records a call."""
+    """Memory of peers in host memory, of a group or of threads. A test sets whether a graph records a
+    call."""
 
     recorded = False
 

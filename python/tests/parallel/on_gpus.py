@@ -28,8 +28,8 @@ def serve(rank, ranks, port, pipe):
 
 
 def decoding(rank, ranks):
-    """The worst error of calls on two streams and of repeated graphs, one rank of which is late, a digest of their
-    bits, and kernels of NCCL in a call."""
+    """The worst error of calls on two streams and of repeated graphs, one rank of which is late, a digest of
+    their bits, and kernels of NCCL in a call."""
     draw = torch.Generator("cuda").manual_seed(5)
 
     def normal(*shape):

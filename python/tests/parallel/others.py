@@ -226,7 +226,8 @@ def of_suite(group):
 
 
 def of_clock(group):
-    """The medians of two equal calls on a clock that each call finds slower, the kept samples, and the calls made."""
+    """The medians of two equal calls on a clock that each call finds slower, the kept samples, and the calls
+    made."""
     import statistics
     from types import SimpleNamespace
 

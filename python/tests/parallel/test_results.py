@@ -23,8 +23,8 @@ SHAPE = (1, 2, 4, 8)
 
 
 class Late(host_peers.HostHandle):
-    """One rank comes late to each barrier, and another leaves it late: it reads parts when a hasty rank may already
-    make its next call."""
+    """One rank comes late to each barrier, and another leaves it late: it reads parts when an early rank may
+    already make its next call."""
 
     def barrier(self, channel, milliseconds):
         if self.rank == 1:

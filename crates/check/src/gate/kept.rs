@@ -93,7 +93,7 @@ mod tests {
         }
         let of_first = references(&problem, &first).unwrap();
         assert!(Arc::ptr_eq(&of_first, &references(&problem, &first).unwrap()));
-        // The same inputs, judged as those of another problem.
+        // Another problem has other references for equal inputs.
         let coarse = Problem { dtypes: DTypes::TF32, ..problem.clone() };
         assert!(!Arc::ptr_eq(&of_first, &references(&coarse, &first).unwrap()));
         // Equal inputs of another origin.

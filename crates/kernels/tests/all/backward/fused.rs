@@ -225,7 +225,8 @@ fn runs(dim: usize, products: Order) -> Vec<MutantRun> {
     let rows = if dim == 64 { 128 } else { 64 };
     // With as many stages of dO as of Q, an empty stage of Q implies one of dO; with fewer, the reverse.
     let stages = if dim == 64 { [(2, 2, 1), (3, 2, 2)] } else { [(if dim == 128 { 3 } else { 2 }, 2, 1); 2] };
-    // The last tiles of keys of the second problem are visited by no query.
+    // Two tiles of keys, the second one with fewer rows. The last tiles of keys of the second problem are
+    // visited by no query.
     let bands = [(4 * rows - 10, 200, Band::FULL), (rows + 20, 700, Band::CAUSAL_TOP_LEFT)];
     bands
         .into_iter()
