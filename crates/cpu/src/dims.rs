@@ -9,7 +9,7 @@ mod in_place;
 
 use std::ops::Range;
 
-pub(crate) use in_place::{InPlace, MOST_KEYS as MOST_KEYS_IN_PLACE, is_in_place};
+pub(crate) use in_place::{InPlace, MOST_KEYS as MOST_KEYS_IN_PLACE, is_in_place, run_bytes};
 
 use crate::programs::{self, Layout};
 use crate::simd::{Added, MAX_LANES, Part, Rows, Simd, gemm_part};
@@ -30,6 +30,12 @@ pub(crate) trait Keys<S: Simd>: Copy {
     /// # Safety
     /// The row exists and has a vector of elements from `at` on.
     unsafe fn line(self, s: S, row: usize, at: usize) -> S::V;
+
+    /// Four vectors of elements from `at` on of a row.
+    ///
+    /// # Safety
+    /// The row exists and has four vectors of elements from `at` on.
+    unsafe fn four(self, s: S, row: usize, at: usize) -> [S::V; 4];
 
     /// Called once for each row that is read.
     fn touch(self, s: S, row: usize);
@@ -192,12 +198,25 @@ fn dots<S: Simd, K: Keys<S>, const ROWS: usize, const KEYS: usize>(
             *key = (first + j).min(keys - 1);
             k.touch(s, *key);
         }
-        for at in (0..dim).step_by(S::LANES) {
+        let fours = if S::FOUR { dim - dim % (4 * S::LANES) } else { 0 };
+        for at in (0..fours).step_by(4 * S::LANES) {
+            for j in 0..KEYS {
+                // SAFETY: as below.
+                let lines = unsafe { k.four(s, key[j], at) };
+                for (v, &k) in lines.iter().enumerate() {
+                    for (row, acc) in acc.iter_mut().enumerate() {
+                        // SAFETY: as below.
+                        let q = unsafe { line_of(s, q, row * dim + at + v * S::LANES) };
+                        acc[j] = s.fma(q, k, acc[j]);
+                    }
+                }
+            }
+        }
+        for at in (fours..dim).step_by(S::LANES) {
             let mut lines = [s.splat(0.0); ROWS];
             for (row, line) in lines.iter_mut().enumerate() {
                 // SAFETY: rows below `ROWS` of q have whole vectors at `at` below `dim`, by the assertion.
-                *line =
-                    s.load(unsafe { std::slice::from_raw_parts(q.as_ptr().add(row * dim + at), S::LANES) });
+                *line = unsafe { line_of(s, q, row * dim + at) };
             }
             for j in 0..KEYS {
                 // SAFETY: K has rows up to `keys`, of `dim` elements.
@@ -276,14 +295,34 @@ fn exponentiate<S: Simd>(s: S, logits: &mut [f32], scale: f32, shift: f32, max: 
     lanes.into_iter().sum()
 }
 
+/// A vector of numbers from `at` on.
+///
+/// # Safety
+/// There are as many.
+#[inline(always)]
+#[allow(unsafe_code)] // bounds are asserted once a call, not once a multiplication
+unsafe fn line_of<S: Simd>(s: S, data: &[f32], at: usize) -> S::V {
+    debug_assert!(at + S::LANES <= data.len());
+    // SAFETY: this function's own contract.
+    s.load(unsafe { std::slice::from_raw_parts(data.as_ptr().add(at), S::LANES) })
+}
+
 /// Widened rows.
 impl<S: Simd> Keys<S> for Rows<'_> {
     #[inline(always)]
     #[allow(unsafe_code)] // the trait's contract
     unsafe fn line(self, s: S, row: usize, at: usize) -> S::V {
-        debug_assert!(row * self.ld + at + S::LANES <= self.data.len());
         // SAFETY: the vector lies in the row, by the trait's contract.
-        s.load(unsafe { std::slice::from_raw_parts(self.data.as_ptr().add(row * self.ld + at), S::LANES) })
+        unsafe { line_of(s, self.data, row * self.ld + at) }
+    }
+
+    #[inline(always)]
+    #[allow(unsafe_code)] // the trait's contract
+    unsafe fn four(self, s: S, row: usize, at: usize) -> [S::V; 4] {
+        let at = row * self.ld + at;
+        debug_assert!(at + 4 * S::LANES <= self.data.len());
+        // SAFETY: the vectors lie in the row, by the trait's contract.
+        s.load_four(unsafe { std::slice::from_raw_parts(self.data.as_ptr().add(at), 4 * S::LANES) })
     }
 
     #[inline(always)]

@@ -49,6 +49,11 @@ impl<'a> InPlace<'a> {
         let is_widened = ![k, v].iter().all(dense);
         (whole && is_widened && k.view.dtype() == v.view.dtype()).then_some(InPlace { k, v })
     }
+
+    /// Whether elements have 8 bits.
+    pub(crate) fn is_bytes(&self) -> bool {
+        matches!(self.k.view, Any::E4m3(_) | Any::E5m2(_))
+    }
 }
 
 /// [`super::run_step`] for rows in place.
@@ -59,6 +64,14 @@ pub(super) fn run_step<S: Simd>(s: S, step: Step<'_>, rows: InPlace<'_>) {
         (Any::F32(of_k), Any::F32(of_v)) => run_of(s, step, (of_k, k), (of_v, v)),
         (Any::F16(of_k), Any::F16(of_v)) => run_of(s, step, (of_k, k), (of_v, v)),
         (Any::Bf16(of_k), Any::Bf16(of_v)) => run_of(s, step, (of_k, k), (of_v, v)),
+        _ => run_bytes(s, step, rows),
+    }
+}
+
+/// [`super::run_step`] for rows of 8-bit elements in place.
+#[inline(always)]
+pub(crate) fn run_bytes<S: Simd>(s: S, step: Step<'_>, InPlace { k, v }: InPlace<'_>) {
+    match (k.view, v.view) {
         (Any::E4m3(of_k), Any::E4m3(of_v)) => run_of(s, step, (of_k, k), (of_v, v)),
         (Any::E5m2(of_k), Any::E5m2(of_v)) => run_of(s, step, (of_k, k), (of_v, v)),
         _ => unreachable!("`InPlace::new` takes one type"),
@@ -133,6 +146,15 @@ impl<S: Simd, T: Element> Keys<S> for Ahead<'_, T> {
     }
 
     #[inline(always)]
+    unsafe fn four(self, s: S, row: usize, at: usize) -> [S::V; 4] {
+        debug_assert!(row < self.rows.starts.len() && at + 4 * S::LANES <= self.rows.dim);
+        // SAFETY: as in `line`.
+        s.load_four(unsafe {
+            std::slice::from_raw_parts(self.rows.starts.get_unchecked(row).add(at), 4 * S::LANES)
+        })
+    }
+
+    #[inline(always)]
     fn touch(self, s: S, row: usize) {
         if row < self.ahead.starts.len() {
             s.prefetch(self.ahead.part(row, 0, self.ahead.dim));
@@ -198,8 +220,12 @@ fn tile<S: Simd, T: Element, const ROWS: usize, const VECTORS: usize>(
         }
         let row = v.rows.part(key, at, columns);
         let mut line = [s.splat(0.0); VECTORS];
-        for (c, line) in line.iter_mut().enumerate() {
-            *line = s.load_wide(&row[c * S::LANES..]);
+        if S::FOUR && VECTORS == 4 {
+            line.copy_from_slice(&s.load_four(row));
+        } else {
+            for (c, line) in line.iter_mut().enumerate() {
+                *line = s.load_wide(&row[c * S::LANES..]);
+            }
         }
         for (r, acc) in acc.iter_mut().enumerate() {
             // SAFETY: row `row + r` of P has `count` weights, by the assertion.

@@ -223,7 +223,8 @@ pub(super) fn widen_f16(from: &[f16], to: &mut [f32]) {
     }
 }
 
-/// Asks for the cache lines of elements.
+/// Asks for the cache lines of elements, in the L2 cache: rows that are a power of two apart share so few
+/// sets of the L1 cache that they would be evicted before they are read.
 #[inline(always)]
 pub(super) fn prefetch<T>(of: &[T]) {
     let std::ops::Range { start, end } = of.as_ptr_range();
@@ -231,7 +232,7 @@ pub(super) fn prefetch<T>(of: &[T]) {
     line = line.wrapping_sub(line.addr() % 64);
     while line < end.cast() {
         // SAFETY: a prefetch does not access memory.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line) };
         line = line.wrapping_add(64);
     }
 }

@@ -6,9 +6,9 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use problem::{E4m3, E5m2};
 
-use super::{Simd, codes, exp2_polynomial};
+use super::{Simd, avx512vbmi, codes, exp2_polynomial};
 use crate::backward;
-use crate::dims;
+use crate::dims::{self, InPlace};
 use crate::peak;
 use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
 use crate::tile::{self, Step};
@@ -18,9 +18,10 @@ use crate::{Element, Elements, ElementsMut};
 /// (Lawson iteration in f64; coefficients rounded to f32).
 const EXP2_FLOOR: [f32; 5] = [0.693_151_3, 0.240_164_44, 0.055_799_913, 0.009_017_03, 0.001_867_130_2];
 
-/// A token: it exists only if the processor has AVX-512 F and DQ, and everything of [`super::Avx2`].
+/// A token: it exists only if the processor has AVX-512 F and DQ, and everything of [`super::Avx2`]; with
+/// `BYTES`, also BW and VBMI, by which it widens 8-bit elements.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const BYTES: bool = false>(());
 
 impl Avx512 {
     pub(crate) fn detect() -> Option<Avx512> {
@@ -28,13 +29,20 @@ impl Avx512 {
         // Widening, and the transposition of remainders, use AVX2.
         (wide && super::Avx2::detect().is_some()).then_some(Avx512(()))
     }
+
+    /// # Safety
+    /// The processor has AVX-512 BW and VBMI.
+    pub(super) unsafe fn with_bytes(self) -> Avx512<true> {
+        Avx512(())
+    }
 }
 
 // SAFETY of every block below: `self` implies the instructions; loads and stores are bounds-checked slices.
-impl Simd for Avx512 {
+impl<const BYTES: bool> Simd for Avx512<BYTES> {
     const LANES: usize = 16;
     const MAX_VECTORS: usize = 4;
     const IN_PLACE: bool = true;
+    const FOUR: bool = BYTES;
     // 6 · 4 sums, 4 vectors of B and a broadcast: 29 of 32 registers.
     const TILE_ROWS: [usize; 4] = [12, 12, 8, 6];
     type V = __m512;
@@ -101,15 +109,20 @@ impl Simd for Avx512 {
         fn compiled<const VECTORS: usize>(s: Avx512, step: Step<'_>) {
             tile::run_step::<Avx512, VECTORS>(s, step);
         }
-        unsafe { compiled::<VECTORS>(self, step) }
+        unsafe { compiled::<VECTORS>(Avx512(()), step) }
     }
 
     fn step_dims(self, step: Step<'_>) {
+        if let Some(bytes) = step.block.in_place.filter(InPlace::is_bytes)
+            && let Some(s) = Avx512::detect_bytes()
+        {
+            return s.step_bytes(step, bytes);
+        }
         #[target_feature(enable = "avx512f,avx512dq")]
         fn compiled(s: Avx512, step: Step<'_>) {
             dims::run_step(s, step);
         }
-        unsafe { compiled(self, step) }
+        unsafe { compiled(Avx512(()), step) }
     }
 
     fn backward(self, stage: backward::TileStep<'_>) {
@@ -117,7 +130,7 @@ impl Simd for Avx512 {
         fn compiled(s: Avx512, stage: backward::TileStep<'_>) {
             backward::run(s, stage);
         }
-        unsafe { compiled(self, stage) }
+        unsafe { compiled(Avx512(()), stage) }
     }
 
     fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
@@ -125,7 +138,7 @@ impl Simd for Avx512 {
         fn compiled(s: Avx512, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
             programs::evaluate(s, program, values, region);
         }
-        unsafe { compiled(self, program, values, region) }
+        unsafe { compiled(Avx512(()), program, values, region) }
     }
 
     fn compute(self, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
@@ -133,7 +146,7 @@ impl Simd for Avx512 {
         fn compiled(s: Avx512, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
             programs::compute(s, operation, loads, to);
         }
-        unsafe { compiled(self, operation, loads, to) }
+        unsafe { compiled(Avx512(()), operation, loads, to) }
     }
 
     fn products(self, rounds: usize) -> f64 {
@@ -141,7 +154,7 @@ impl Simd for Avx512 {
         fn compiled(s: Avx512, rounds: usize) -> f64 {
             peak::chains(s, rounds)
         }
-        unsafe { compiled(self, rounds) }
+        unsafe { compiled(Avx512(()), rounds) }
     }
 
     fn read(self, from: &[f32]) {
@@ -149,7 +162,7 @@ impl Simd for Avx512 {
         fn compiled(s: Avx512, from: &[f32]) {
             peak::sum(s, from);
         }
-        unsafe { compiled(self, from) }
+        unsafe { compiled(Avx512(()), from) }
     }
 
     #[inline(always)]
@@ -173,6 +186,26 @@ impl Simd for Avx512 {
                 _mm512_cvtph_ps(_mm256_slli_epi16::<8>(codes))
             },
             Elements::I32(_) | Elements::U8(_) => self.splat(f32::NAN), // types of no tensor
+        }
+    }
+    #[inline(always)]
+    fn load_four<T: Element>(self, from: &[T]) -> [__m512; 4] {
+        let from = &from[..64];
+        // Each type is `repr(transparent)` over its bits.
+        match T::elements(from) {
+            Elements::E4m3(codes) if BYTES => unsafe {
+                avx512vbmi::widen(&*codes.as_ptr().cast(), &avx512vbmi::E4M3)
+            },
+            Elements::E5m2(codes) if BYTES => unsafe {
+                avx512vbmi::widen(&*codes.as_ptr().cast(), &avx512vbmi::E5M2)
+            },
+            _ => {
+                let mut wide = [self.splat(0.0); 4];
+                for (i, wide) in wide.iter_mut().enumerate() {
+                    *wide = self.load_wide(&from[i * Self::LANES..]);
+                }
+                wide
+            }
         }
     }
     #[inline(always)]

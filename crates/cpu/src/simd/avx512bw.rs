@@ -7,7 +7,7 @@ use super::{Avx512, Simd};
 use crate::Elements;
 
 /// f32 lanes of a vector.
-pub(super) const LANES: usize = Avx512::LANES;
+pub(super) const LANES: usize = <Avx512>::LANES;
 
 /// [`LANES`] elements of a row from `at` on, with zeros after the last.
 #[inline]

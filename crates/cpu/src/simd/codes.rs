@@ -91,8 +91,8 @@ pub(super) fn widen_e5m2(from: &[E5m2], to: &mut [f32]) {
 /// The number of a code with `FRACTION` bits of fraction and a biased exponent. From the magnitude `SPECIAL`
 /// on, codes are infinite (fraction 0 and e5m2 alone) or NaN.
 #[inline(always)]
-fn number<const FRACTION: u32, const BIAS: u32, const SPECIAL: u32>(code: u8) -> f32 {
-    let magnitude = u32::from(code) & 0x7f;
+pub(super) const fn number<const FRACTION: u32, const BIAS: u32, const SPECIAL: u32>(code: u8) -> f32 {
+    let magnitude = code as u32 & 0x7f;
     let normal = (magnitude << (23 - FRACTION)) + ((127 - BIAS) << 23);
     // Not by a multiplication of a subnormal f32, which many processors compute slowly.
     let unit = f32::from_bits((127 + 1 - BIAS - FRACTION) << 23);
@@ -102,7 +102,7 @@ fn number<const FRACTION: u32, const BIAS: u32, const SPECIAL: u32>(code: u8) ->
         if SPECIAL == 0x7f { infinity | 1 << 22 } else { infinity | (magnitude.wrapping_sub(SPECIAL)) << 21 };
     let finite = if magnitude < 1 << FRACTION { subnormal } else { normal };
     let bits = if magnitude >= SPECIAL { special } else { finite };
-    f32::from_bits(bits | (u32::from(code) & 0x80) << 24)
+    f32::from_bits(bits | (code as u32 & 0x80) << 24)
 }
 
 #[cfg(test)]

@@ -18,6 +18,8 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512bw;
 #[cfg(target_arch = "x86_64")]
+mod avx512vbmi;
+#[cfg(target_arch = "x86_64")]
 mod avx512vnni;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -210,6 +212,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Whether steps of few rows are compiled for elements in place. Plain Rust has no such steps, which
     /// would take half as long again to compile.
     const IN_PLACE: bool;
+    /// Whether [`Simd::load_four`] takes less time than four times [`Simd::load_wide`].
+    const FOUR: bool = false;
     /// Maximum number of rows of the register tile with one, two, three and four vectors.
     const TILE_ROWS: [usize; 4];
     /// The vector.
@@ -268,6 +272,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         let mut wide = [0.0; MAX_LANES];
         widen_plain(T::elements(&from[..Self::LANES]), &mut wide);
         self.load(&wide)
+    }
+
+    /// The first 4 · [`Simd::LANES`] elements of `from` as f32.
+    #[inline(always)]
+    fn load_four<T: Element>(self, from: &[T]) -> [Self::V; 4] {
+        let mut wide = [self.splat(0.0); 4];
+        for (i, wide) in wide.iter_mut().enumerate() {
+            *wide = self.load_wide(&from[i * Self::LANES..]);
+        }
+        wide
     }
 
     /// Asks for the cache lines of elements that are read soon.
@@ -419,14 +433,19 @@ mod tests {
     /// Each number of 16 and 8 bits, in every lane.
     fn loads_every_number<S: Simd>(s: S) {
         fn check<S: Simd, T: Element>(s: S, numbers: &[T]) {
-            let mut wide = vec![0.0; S::LANES];
-            for line in numbers.windows(S::LANES) {
-                s.store(s.load_wide(line), &mut wide);
+            let same = |lanes: S::V, line: &[T]| {
+                let mut wide = vec![0.0; S::LANES];
+                s.store(lanes, &mut wide);
                 for (wide, number) in wide.iter().zip(line) {
                     let expected = number.to_f32();
                     let same = wide.to_bits() == expected.to_bits() || wide.is_nan() && expected.is_nan();
                     assert!(same, "{}: {wide}, expected {expected}", T::DTYPE.name());
                 }
+            };
+            numbers.windows(S::LANES).for_each(|line| same(s.load_wide(line), line));
+            for lines in numbers.windows(4 * S::LANES) {
+                let four = s.load_four(lines);
+                four.into_iter().zip(lines.chunks(S::LANES)).for_each(|(wide, line)| same(wide, line));
             }
         }
         let all = || 0..=u16::MAX;
@@ -445,6 +464,7 @@ mod tests {
         {
             Avx2::detect().into_iter().for_each(loads_every_number);
             Avx512::detect().into_iter().for_each(loads_every_number);
+            Avx512::detect_bytes().into_iter().for_each(loads_every_number);
         }
         #[cfg(target_arch = "aarch64")]
         Neon::detect().into_iter().for_each(loads_every_number);
@@ -544,6 +564,7 @@ mod tests {
             ("avx2", vec!["avx2"]),
             ("avx512", vec!["avx512", "avx2"]),
             ("avx512vnni", vec!["avx512vnni", "avx512", "avx2"]),
+            ("avx512vbmi", vec!["avx512vbmi", "avx512", "avx2"]),
             ("amx", vec!["amx", "avx512", "avx2"]),
             ("neon", vec!["neon"]),
             ("codes", vec!["codes"]),
@@ -560,7 +581,7 @@ mod tests {
         }
         // Functions that two sets share are compiled for the features that both have. Those of AVX2 are also
         // called with AVX-512.
-        for proofs in [&proofs[2].1, &proofs[3].1] {
+        for proofs in [&proofs[2].1, &proofs[4].1] {
             let found = found(proofs);
             assert!(features_of("avx512bw")[0].iter().all(|feature| found.contains(feature)), "{proofs:?}");
         }
