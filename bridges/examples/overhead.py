@@ -1,11 +1,12 @@
 """The time of a call on the host above that of an empty call through the same interface:
 
-    python overhead.py {jax,tvm} [--device {cpu,cuda}] [--library FILE]
+    python overhead.py {jax,tvm} [--device {cpu,cuda}] [--library FILE] [--processes N]
 
 The attention is causal, of 8 heads and one row, so that a call computes next to nothing. In JAX, empty calls
 are an operation of its own and a foreign function in C (`empty_call.c`), which launches an empty kernel on a
 GPU and needs a C compiler; `--empty` is that function's library if it is compiled. `--library` is the
-file with the functions for TVM-FFI: that of the kernels hub, or the wheel's. Each line of the output is a
+file with the functions for TVM-FFI: that of the kernels hub, or the wheel's. A call takes up to 2 % more or
+less in another process, so the samples are those of several processes. Each line of the output is a
 measurement, which `cargo xtask measure host ROWS.jsonl python overhead.py …` keeps for a GPU.
 """
 
@@ -16,6 +17,7 @@ import ctypes
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -36,7 +38,7 @@ def tell(name, samples):
     measure = {
         "measure": name,
         "unit": "us",
-        "calls": CALLS * REPEATS,
+        "calls": CALLS * len(samples),
         "median": statistics.median(samples),
         "p99": max(samples),
         "samples": samples,
@@ -94,13 +96,30 @@ def tvm_calls(device, library):
     return lambda: module.attention(text, q, k, v, out), {"an empty call": lambda: torch.add(q, k, out=out)}, wait
 
 
+def in_processes(count):
+    """The samples of that many processes, together."""
+    samples = {}
+    for _ in range(count):
+        command = [sys.executable, __file__, *sys.argv[1:], "--processes", "1"]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        for line in output.splitlines():
+            measure = json.loads(line.removeprefix("MEASURE "))
+            samples.setdefault(measure["measure"], []).extend(measure["samples"])
+    for name, of_all in samples.items():
+        tell(name, of_all)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("interface", choices=["jax", "tvm"])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--library")
     parser.add_argument("--empty")
+    parser.add_argument("--processes", type=int, default=5)
     given = parser.parse_args()
+    if given.processes > 1:
+        in_processes(given.processes)
+        return
     if given.interface == "jax":
         ours, empty, wait = jax_calls(given.device, given.empty)
     elif given.library is None:
