@@ -307,18 +307,23 @@ impl Problem {
         let (heads_q, heads_kv) = if self.heads_q == 0 { (1, 1) } else { (self.heads_q, self.heads_kv) };
         let mut lengths = self.lengths;
         lengths.q.packed = lengths.q.packed.map(|rows| rows.max(1));
-        let seq_q = self.seq_q.max(1);
-        let rows = lengths.q.packed.unwrap_or(seq_q);
-        Cow::Owned(Problem {
+        let mut with_a_row = Problem {
             lengths,
             batch: self.batch.max(1),
             heads_q,
             heads_kv,
-            seq_q,
+            seq_q: self.seq_q.max(1),
             programs: self.programs.with_one_element(),
-            out: Layout::Bhsd.strides(heads_q, rows, self.head_dim_v),
             ..self.clone()
-        })
+        };
+        // Strides of outputs without elements may be any.
+        let kind = self.pass.kind();
+        let outputs = self.tensors().iter().filter(|tensor| tensor.is_output(kind));
+        for &tensor in outputs.filter(|&&tensor| self.extents(tensor).contains(&0)) {
+            let [_, heads, rows, dim] = with_a_row.extents(tensor);
+            with_a_row.set_strides(tensor, Layout::Bhsd.strides(heads, rows, dim));
+        }
+        Cow::Owned(with_a_row)
     }
 
     /// An equivalent problem in the canonical form that plans and kernels take.
@@ -508,9 +513,13 @@ impl Problem {
         Ok(())
     }
 
-    /// Sorts the strides of an output by size. Each stride must exceed the span of the smaller ones.
+    /// Sorts the strides of an output with elements by size. Each stride must exceed the span of the smaller
+    /// ones.
     fn check_output_rows(&self, tensor: Tensor) -> Result<(), ProblemError> {
-        let [b, h, s, d] = self.extents(tensor);
+        let extents @ [b, h, s, d] = self.extents(tensor);
+        if extents.contains(&0) {
+            return Ok(());
+        }
         let Strides { batch, head, row } = self.strides(tensor);
         let mut dims = [(b, batch), (h, head), (s, row)];
         dims.sort_by_key(|&(_, stride)| stride.unsigned_abs());

@@ -104,6 +104,17 @@ fn passes_without_derivatives_are_refused() {
     assert!(missing.to_string().contains("a table that is missing"));
     let overlapping = refused(|p| p.set_strides(Tensor::Dk, Strides { batch: 0, head: 16, row: 32 }));
     assert!(overlapping.contains("for the strides of dk: expected strides with which no two rows overlap"));
+    // Tensors without elements, whose strides may be any: PyTorch keeps those of an expanded tensor.
+    for empty in [|p: &mut Problem| p.seq_kv = 0, |p: &mut Problem| p.seq_q = 0, |p: &mut Problem| p.batch = 0] {
+        let mut p = every_gradient();
+        empty(&mut p);
+        for tensor in [Tensor::Dq, Tensor::Dk, Tensor::Dv] {
+            if p.extents(tensor).contains(&0) {
+                p.set_strides(tensor, Strides { batch: 0, head: 16, row: 16 });
+            }
+        }
+        p.with_a_row().check().unwrap();
+    }
     // An input may broadcast where an output may not: d_out as `sum().backward()` makes it.
     let mut p = every_gradient();
     p.set_strides(Tensor::DOut, Strides { batch: 0, head: 0, row: 0 });
