@@ -144,8 +144,12 @@ def flash_attn_varlen_func(
     chunk = _count("attention_chunk", attention_chunk)
     parts, sink = _parts_of_heads(backend, batch, heads, alibi_slopes, learnable_sink, chunk)
     max_q, max_k = q.shape[0 if packed_q else 1], k.shape[0 if packed_k else 1]
-    max_k = max_k if table is None else max_k * table.shape[1]
-    max_q, max_k = _longest("max_seqlen_q", max_seqlen_q, max_q), _longest("max_seqlen_k", max_seqlen_k, max_k)
+    max_q = _longest("max_seqlen_q", max_seqlen_q, max_q)
+    if table is None:
+        max_k = _longest("max_seqlen_k", max_seqlen_k, max_k)
+    else:
+        held = max_k * table.shape[1]
+        max_k = min(_longest("max_seqlen_k", max_seqlen_k, held), held)
     features = parts.features(lengths=arrays, batch=batch, max_q=max_q, max_k=max_k, sink=sink, page_table=table)
     if any(factor is not None for factor in factors):
         heads_k = k.shape[1] if packed_k else k.shape[2]

@@ -210,10 +210,11 @@ def test_varlen_reads_pages() -> None:
     expected = reference(case, causal=True)
     starts, starts_k = torch.tensor([0, 2, 4], dtype=INT), torch.tensor([0, 4, 15], dtype=INT)
     lengths = ({"seqused_k": case.lengths}, {"cu_seqlens_k": starts_k})
-    for named, name in itertools.product(lengths, ("block_table", "page_table")):
+    bounds = (None, 11, 1000)  # the last of them is more than the pages hold
+    for named, name, longest in itertools.product(lengths, ("block_table", "page_table"), bounds):
         out = fa.flash_attn_varlen_func(
-            case.q.flatten(0, 1), case.k_cache, case.v_cache, starts, max_seqlen_q=2, causal=True, **named,
-            **{name: case.page_table},
+            case.q.flatten(0, 1), case.k_cache, case.v_cache, starts, max_seqlen_q=2, max_seqlen_k=longest, causal=True,
+            **named, **{name: case.page_table},
         )  # fmt: skip
         torch.testing.assert_close(out.double(), expected[0].flatten(0, 1), atol=2e-5, rtol=2e-5)
 
