@@ -139,14 +139,14 @@ def broadcasts(shape: Any, whole: tuple[int, ...]) -> bool:
 def scores(parts: Parts, backend: Any, name: str, mask: Any, shape: tuple[int, int, int, int]) -> None:
     """A mask (of truth values) or a bias (of floats) that broadcasts to ``(batch, heads, L, S)``."""
     varies = backend.is_traced()  # the mask of a later call may depend on other dimensions
-    if 0 in shape and not varies:
-        return  # there is no score
+    if shape[3] == 0 and not varies:
+        return  # there is no key
     if varies:
         mask = backend.expand(mask, shape)
     # A dimension on which the mask does not depend has one element, or repeats by a stride of 0.
     missing = 4 - len(mask.shape)
     strides = backend.strides(mask)
-    kept = [i for i, extent in enumerate(mask.shape) if varies or (extent > 1 and strides[i] != 0)]
+    kept = [i for i, extent in enumerate(mask.shape) if varies or extent == 0 or (extent > 1 and strides[i])]
     # The mask is not expanded: its gradient would have the expanded shape.
     read = mask[tuple(slice(None) if i in kept else 0 for i in range(len(mask.shape)))]
     index = ", ".join(_POSITIONS[i + missing] for i in kept) if kept else "0"

@@ -368,6 +368,26 @@ def test_calls_without_elements_have_zero_gradients():
         assert all(torch.equal(x.grad, torch.zeros_like(x)) for x in (q, k, v))
 
 
+@pytest.mark.parametrize("empty", [0, 1, 2], ids=["batch", "heads", "rows"])
+def test_masks_of_calls_without_rows_have_zero_gradients(empty):
+    shape = [2, 3, 4, 5]
+    shape[empty] = 0
+    q, k = (torch.randn(*shape[:2], n, 8, requires_grad=True) for n in shape[2:])
+    for extents in (shape, [1, 1, 1, 5]):
+        mask = torch.randn(extents, requires_grad=True)
+        out = scaled_dot_product_attention(q, k, k, mask)
+        (found,) = torch.autograd.grad(out.sum(), mask)
+        assert torch.equal(found, torch.zeros(extents))
+
+
+def test_gradients_of_an_expanded_tensor_without_rows():
+    q, k = torch.randn(1, 4, 2, 8).expand(3, 4, 2, 8), torch.randn(1, 0, 2, 8).expand(3, 0, 2, 8)
+    for given in ((q, k, k), (k, q, q)):
+        given = [x.detach().requires_grad_() for x in given]
+        for x, found in zip(given, torch.autograd.grad(flash_attn_func(*given).sum(), given)):
+            assert torch.equal(found, torch.zeros_like(x))
+
+
 @pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 2.0}, {"window_size": (2, 1)}], ids=str)
 def test_gradcheck(options):
     # Central differences in float32: an error of 1e-3 is a hundred roundings of the loss over the step.
