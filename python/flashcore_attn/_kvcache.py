@@ -16,12 +16,14 @@ from ._functional import (
     _flag,
     _kind,
     _longest,
+    _of_scale,
     _parts_of_heads,
     _probability,
     _with_scales,
     backend_of,
     with_invariant,
 )
+from ._varlen import _batch
 
 __all__ = ["attend_to_cache", "flash_attn_with_kvcache"]
 
@@ -105,7 +107,7 @@ def attend_to_cache(
         raise UnsupportedError(invalid_words("the type of q", type(q).__name__, expected), "kind of arrays")
     packed = cu_seqlens_q is not None
     _check_kinds(backend, q, k_cache, v_cache, packed)
-    batch = cu_seqlens_q.shape[0] - 1 if packed else q.shape[0]
+    batch = _batch(q, q, cu_seqlens_q, cu_seqlens_q)
     indexed = False  # whether the page table is that of entries
     if cache_batch_idx is not None:
         entries = backend.as_lengths("cache_batch_idx", cache_batch_idx, batch)
@@ -151,8 +153,12 @@ def attend_to_cache(
             out, lse = backend.attend(whole, k_cache, v_cache, 2, terms, want_lse, features)
         else:
             out, lse = backend.append_and_attend(whole, k_cache, v_cache, terms, want_lse, features, append)
-    except ArgumentError as error:
-        raise ArgumentError(_renamed(str(error), indexed)) from None
+    except (ValueError, TypeError, OverflowError) as error:
+        if (told := _of_scale(error, "softmax_scale", softmax_scale)) is not None:
+            raise told from None
+        if isinstance(error, ArgumentError):
+            raise ArgumentError(_renamed(str(error), indexed)) from None
+        raise
     if packed:
         out, lse = out[0], None if lse is None else lse[0]
     return (out, lse) if want_lse else out
@@ -188,7 +194,8 @@ def _rows_of(backend: Any, page_table: Any, entries: Any) -> Any:
 
 def _lengths(backend: Any, q: Any, cache_seqlens: Any, batch: Any) -> Any:
     """The array of lengths; an integer is the length of all sequences."""
-    if cache_seqlens is None or hasattr(cache_seqlens, "shape"):
+    # Compiled code cannot ask a number that varies whether it has a shape.
+    if cache_seqlens is None or (not isinstance(cache_seqlens, int) and hasattr(cache_seqlens, "shape")):
         return cache_seqlens
     return backend.equal_lengths(q, batch, _count("cache_seqlens", cache_seqlens))
 

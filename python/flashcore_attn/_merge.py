@@ -28,7 +28,7 @@ def merge_states(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
         DTypeError: element types that differ or are not supported.
         UnsupportedError: other kinds of arrays.
     """
-    outs, lses = list(outs), list(lses)
+    outs, lses = _listed("outs", outs), _listed("lses", lses)
     if not outs or len(outs) != len(lses):
         raise ArgumentError(f"there are {len(outs)} outs and {len(lses)} lses; expected as many, and at least one")
     backend = backend_of(outs[0])
@@ -47,3 +47,10 @@ def merge_states(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
             raise invalid(f"the shape of lses[{i}]", tuple(lse.shape), f"{(*batch, heads, rows)}")
     merged: tuple[Any, Any] = backend.merge_states(outs, lses)
     return merged
+
+
+def _listed(name: str, parts: Any) -> list[Any]:
+    try:
+        return list(parts)
+    except TypeError:
+        raise invalid(f"the type of {name}", type(parts).__name__, "a sequence of the parts") from None

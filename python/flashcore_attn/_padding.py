@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _features
-from ._errors import ArgumentError, invalid
+from ._errors import ArgumentError, DTypeError, invalid, invalid_words
 from ._functional import _count, _kind, backend_of
 
 __all__ = ["pad_input", "unpad_input"]
@@ -50,15 +50,25 @@ def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
         indices: ``(total,)``, as :func:`unpad_input` returns them.
         batch: the number of sequences.
         seqlen: the rows of each.
+
+    Raises:
+        ArgumentError: shapes that do not fit; on the CPU, an index outside of ``batch * seqlen``.
+        DTypeError: indices of another type than int32 and int64.
     """
     backend = backend_of(hidden_states)
     if backend is None or backend_of(indices) is not backend:
         words = "expected two PyTorch tensors or two NumPy arrays"
         raise ArgumentError(f"hidden_states is {_kind(hidden_states)}, indices {_kind(indices)}; {words}")
     batch, seqlen = _count("batch", batch), _count("seqlen", seqlen)
+    if str(indices.dtype).removeprefix("torch.") not in ("int32", "int64"):
+        raise DTypeError(invalid_words("the dtype of indices", indices.dtype, "int32 or int64"))
     if hidden_states.ndim < 1 or tuple(indices.shape) != (hidden_states.shape[0],):
         raise invalid("the shape of indices", tuple(indices.shape), "(total,), one per row of hidden_states")
     shape = (batch * seqlen, *hidden_states.shape[1:])
+    least, most = backend.least_on_host(indices), backend.least_on_host(-indices)
+    for found in () if least is None else (least, -most):
+        if not 0 <= found < batch * seqlen:
+            raise invalid("an element of indices", found, f"0 to batch * seqlen - 1 = {batch * seqlen - 1}")
     zeros = getattr(hidden_states, "new_zeros", None)
     out = zeros(shape) if zeros else backend.np.zeros(shape, hidden_states.dtype)
     out[indices] = hidden_states

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._errors import ArgumentError, UnsupportedError, dimensions, invalid, invalid_words
-from ._functional import _count, _either, _flag, backend_of
+from ._functional import _count, _either, _flag, _kind, backend_of
 from ._kvcache import flash_attn_with_kvcache
 from ._merge import merge_states
 
@@ -58,6 +58,8 @@ def flash_attn_with_shared_prefix(
         raise ArgumentError(f"{missing} is missing: a shared prefix lies in the first pages of every sequence")
     packed = cu_seqlens_q is not None
     for name, x, wanted in (("q", q, 3 if packed else 4), ("k_cache", k_cache, 4), ("page_table", page_table, 2)):
+        if backend_of(x) is not backend:
+            raise ArgumentError(f"{name} is {_kind(x)}, q {_kind(q)}; they must be of one kind")
         backend.check_given(name, x)
         if x.ndim != wanted:
             raise ArgumentError(f"{name} has {dimensions(x.ndim)}; it takes {wanted}")

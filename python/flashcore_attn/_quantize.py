@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from typing import Any, NamedTuple
 
 from . import _features, _functional
@@ -120,15 +122,24 @@ def _name(dtype: Any) -> str:
 def _rows(rows: Any) -> int:
     if rows is None:
         return 0
-    if isinstance(rows, bool) or rows not in _features.ROWS:
+    number = _integer(rows)
+    if number not in _features.ROWS:
         raise invalid("rows", rows, "64, 128, or None for one factor per KV head")
-    return int(rows)
+    return number
 
 
 def _seed(seed: Any) -> int | None:
     if seed is None:
         return None
-    # True could mean "rotate" as well as the seed 1.
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed.__index__() < 2**64:
+    number = _integer(seed)
+    if not 0 <= number < 2**64:
         raise invalid("hadamard", seed, "None, or the seed of the signs: an integer from 0 to 2^64 - 1")
-    return int(seed.__index__())
+    return number
+
+
+def _integer(value: Any) -> int:
+    """An integer of 0 or more; -1 for other values. True could mean "rotate" as well as the seed 1."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+    return -1

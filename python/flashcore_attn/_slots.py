@@ -50,13 +50,16 @@ def reshape_and_cache(
     if not hasattr(backend, "reshape_and_cache"):
         kind = invalid_words("the type of key", type(key).__name__, "a PyTorch tensor")
         raise UnsupportedError(kind, "kind of arrays")
-    if kv_cache_dtype not in _CACHES:
+    if not isinstance(kv_cache_dtype, str) or kv_cache_dtype not in _CACHES:
         raise invalid("kv_cache_dtype", kv_cache_dtype, ", ".join(_CACHES))
     named = (("key", key, 3), ("value", value, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
     for name, x, wanted in (*named, ("slot_mapping", slot_mapping, 1)):
         backend.check_array(name, x)
         if x.ndim != wanted:
             raise ArgumentError(f"{name} has {dimensions(x.ndim)}; it takes {wanted}")
+    for name, factor in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if factor is not None:
+            backend.check_array(name, factor)
     backend.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale)
 
 

@@ -582,6 +582,8 @@ def test_padded_batches_are_packed_and_padded_again(tensors):
         (lambda: flashcore_attn.unpad_input(q, mask[:2]), "the shape of attention_mask"),
         (lambda: flashcore_attn.unpad_input(q, [1]), "attention_mask is a list, hidden_states"),
         (lambda: flashcore_attn.pad_input(rows, indices, 3, 5), "the shape of indices"),
+        (lambda: flashcore_attn.pad_input(q[0, :2], indices[:2] - 3, 3, 5), "'-1' for an element of indices"),
+        (lambda: flashcore_attn.pad_input(q[0, :2], indices[:2] + 15, 3, 5), "to batch . seqlen - 1 = 14"),
     ):
         with pytest.raises(flashcore_attn.ArgumentError, match=words):
             call()

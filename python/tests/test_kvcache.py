@@ -326,6 +326,15 @@ def test_a_compiled_call_writes_the_cache() -> None:
     torch.testing.assert_close(lse.double(), reference(read)[1], atol=2e-5, rtol=2e-5)
 
 
+def test_compiled_calls_take_a_length_that_varies() -> None:
+    cache, q = torch.randn(2, 12, 2, DIM), torch.randn(2, 1, 4, DIM)
+    torch._dynamo.reset()
+    attend = lambda length: fa.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=length)  # noqa: E731
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (3, 5, 12):
+        assert torch.equal(compiled(length), attend(length))
+
+
 @pytest.mark.parametrize("inference", [False, True])
 def test_autograd_is_told_that_the_cache_was_written(inference: bool) -> None:
     case = made([4, 11], page=4, new=2)

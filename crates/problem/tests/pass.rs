@@ -105,7 +105,9 @@ fn passes_without_derivatives_are_refused() {
     let overlapping = refused(|p| p.set_strides(Tensor::Dk, Strides { batch: 0, head: 16, row: 32 }));
     assert!(overlapping.contains("for the strides of dk: expected strides with which no two rows overlap"));
     // Tensors without elements, whose strides may be any: PyTorch keeps those of an expanded tensor.
-    for empty in [|p: &mut Problem| p.seq_kv = 0, |p: &mut Problem| p.seq_q = 0, |p: &mut Problem| p.batch = 0] {
+    for empty in
+        [|p: &mut Problem| p.seq_kv = 0, |p: &mut Problem| p.seq_q = 0, |p: &mut Problem| p.batch = 0]
+    {
         let mut p = every_gradient();
         empty(&mut p);
         for tensor in [Tensor::Dq, Tensor::Dk, Tensor::Dv] {
