@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flashcore_attn import ArgumentError, DTypeError
 from flashcore_attn.jax import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 # The reference on a GPU is in f32, too, and not in tf32.
 jax.config.update("jax_default_matmul_precision", "highest")
+jax.config.update("jax_num_cpu_devices", 4)
 
 BATCH, ROWS, KEYS, HEADS, KV_HEADS, DIM = 2, 13, 21, 4, 2, 16
 #: Twice the rounding of the results, of values up to about 4.
@@ -143,6 +145,37 @@ def test_vmap_is_a_larger_batch():
     same(packed, jnp.stack(each))
 
 
+@pytest.mark.parametrize("axes", ["Auto", "Explicit"])
+def test_devices_of_a_mesh(axes):
+    kinds = (getattr(jax.sharding.AxisType, axes),) * 2
+    mesh = jax.make_mesh((2, 2), ("batch", "head"), axis_types=kinds, devices=jax.devices("cpu"))
+    rows, every = jax.P("batch", None, "head", None), jax.P("batch", None, None, None)
+    (q, k, v), sink = inputs(), drawn(7, HEADS)
+    k, v = k[:, :, :1], v[:, :, :1]
+    places = (rows, every, every, jax.P("head"))
+    arrays = [jax.device_put(x, jax.NamedSharding(mesh, place)) for x, place in zip((q, k, v, sink), places)]
+
+    def ours(q, k, v, sink):
+        return flash_attn_func(q, k, v, causal=True, learnable_sink=sink, return_lse=True)
+
+    def summed(*arrays):
+        return jax.lax.psum(ours(*arrays)[0], "batch")
+
+    expected = reference(q, k, v, causal=True, sink=sink)
+    theirs = gradients(lambda q, k, v, sink: reference(q, k, v, causal=True, sink=sink), q, k, v, sink)
+    with jax.set_mesh(mesh):
+        if axes == "Explicit":
+            same(jax.jit(ours)(*arrays), expected)
+            same(jax.jit(lambda *a: gradients(ours, *a))(*arrays), theirs)
+            return
+        lse = jax.P("batch", "head", None)
+        sharded = jax.shard_map(ours, in_specs=places, out_specs=(rows, lse))
+        same(jax.jit(sharded)(*arrays), expected)
+        same(jax.jit(lambda *a: gradients(sharded, *a))(*arrays), theirs)
+        over_batches = jax.shard_map(summed, in_specs=places, out_specs=jax.P(None, None, "head", None))
+        same(jax.jit(over_batches)(*arrays), expected[0].sum(0, keepdims=True))
+
+
 def test_a_cache_is_updated_in_place():
     room, page = 32, 8
     lengths = jnp.array([5, 11])
@@ -192,17 +225,43 @@ def test_what_is_wrong_is_named():
     q, k, v = inputs()
     with pytest.raises(Exception, match="INVALID_ARGUMENT: v has heads = 2, but k has 3"):
         flash_attn_func(q, drawn(0, BATCH, KEYS, 3, DIM), v).block_until_ready()
-    with pytest.raises(Exception, match="INVALID_ARGUMENT: .*'-1' for softcap"):
-        flash_attn_func(q, k, v, softcap=-1.0).block_until_ready()
-    with pytest.raises(ValueError, match=r"'\(-2, 0\)' for window_size: expected numbers of keys, or -1 for all"):
-        flash_attn_func(q, k, v, window_size=(-2, 0))
+    named = {
+        "softcap": -1.0, "window_size": (-2, 0), "softmax_scale": "x", "causal": "no", "return_lse": 2,
+        "deterministic": None,
+    }  # fmt: skip
+    for name, value in named.items():
+        with pytest.raises(ArgumentError, match=f"{re.escape(str(value))}' for {name}: expected"):
+            flash_attn_func(q, k, v, **{name: value})
+    with pytest.raises(ArgumentError, match="'None' for k"):
+        flash_attn_func(q, None, v)
+    with pytest.raises(DTypeError, match="'int32' for the dtype of q: expected float16, bfloat16, float32"):
+        flash_attn_func(q.astype(int), k, v)
+    with pytest.raises(ArgumentError, match="'-1' for max_seqlen_q"):
+        flash_attn_varlen_func(q[0], k[0], v[0], [0, ROWS], [0, KEYS], -1)
+    for one, other in (("k", "v"), ("rotary_cos", "rotary_sin")):
+        with pytest.raises(ArgumentError, match=f"{one} and {other} must both be given, or neither"):
+            flash_attn_with_kvcache(q, k, v, cache_seqlens=3, **{other: k})
+    with pytest.raises(ArgumentError, match="for rotary_cos: expected None without k and v"):
+        flash_attn_with_kvcache(q, k, v, cache_seqlens=3, rotary_cos=k, rotary_sin=k)
     with pytest.raises(ValueError, match="'2' for the number of dimensions of q: expected 4: batch, row, head, dim"):
         flash_attn_func(q[0, 0], k, v)
     with pytest.raises(ValueError, match="'None' for cache_seqlens"):
         flash_attn_with_kvcache(q, k, v)
-    with pytest.raises(Exception, match="INVALID_ARGUMENT: .*cu_seqlens_q"):
+    with pytest.raises(DTypeError, match="'float32' for the dtype of cu_seqlens_q: expected an integer type"):
         starts = jnp.array([0.0, 4.0])
-        flash_attn_varlen_func(q[0], k[0], v[0], starts, starts).block_until_ready()
+        flash_attn_varlen_func(q[0], k[0], v[0], starts, starts)
+
+
+def test_integers_of_64_bits_and_one_length_for_all():
+    q, k, v = inputs()
+    expected = flash_attn_with_kvcache(q, k, v, cache_seqlens=jnp.array([3, 3]))[0]
+    same(flash_attn_with_kvcache(q, k, v, cache_seqlens=3)[0], expected)
+    with jax.enable_x64(True):
+        starts = [jnp.array([0, n]) for n in (ROWS, KEYS)]
+        assert starts[0].dtype == jnp.int64
+        same(flash_attn_varlen_func(q[0], k[0], v[0], *starts), flash_attn_func(q[:1], k[:1], v[:1])[0])
+        with pytest.raises(Exception, match=f"'2147483647' for cu_seqlens_q.0.: expected 0 to {ROWS}"):
+            flash_attn_varlen_func(q[0], k[0], v[0], starts[0] + 2**40, starts[1]).block_until_ready()
 
 
 def test_the_handler_for_cuda_devices_reads_frames_of_xla(tmp_path):

@@ -15,11 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _flashcore
-from ._errors import ArgumentError, invalid
+from ._errors import ArgumentError, DTypeError, invalid, invalid_words
+from ._functional import _band_and_cap, _count, _flag
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
 _TARGET = "flashcore_attention"
+
+_FLOATS = ("float16", "bfloat16", "float32")
+#: The types of keys and values, which may be an 8-bit cache.
+_KEYS = (*_FLOATS, "float8_e4m3fn", "float8_e5m2")
 
 
 @functools.cache
@@ -61,13 +66,15 @@ def flash_attn_varlen_func(
 ) -> Any:  # fmt: skip
     """Attention inside packed sequences: ``q``, ``k`` and ``v`` are ``[rows, heads, dim]``.
 
-    Sequence ``i`` has the rows ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``, 32-bit integers. The longest
-    lengths are hints. The LSE is ``[heads, rows]``.
+    Sequence ``i`` has the rows ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``, integers. The longest lengths are
+    hints. The LSE is ``[heads, rows]``.
     """
     options = _options(causal, window_size, softmax_scale, softcap, return_lse, deterministic)
-    longest = [f"longest_{of}={n}" for of, n in (("q", max_seqlen_q), ("k", max_seqlen_k)) if n is not None]
+    bounds = (("q", max_seqlen_q), ("k", max_seqlen_k))
+    longest = [f"longest_{of}={_count(f'max_seqlen_{of}', n)}" for of, n in bounds if n is not None]
     options = options._replace(items=(*options.items, *longest))
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    named = (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))
+    lengths = {name: _integers(name, array) for name, array in named}
     return _attend(options, _arrays(q=q, k=k, v=v, sinks=_float32(learnable_sink), **lengths))
 
 
@@ -79,22 +86,29 @@ def flash_attn_with_kvcache(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Attention to a cache: ``(out, k_cache, v_cache)``, or ``(out, lse, k_cache, v_cache)``.
 
-    ``k`` and ``v [batch, new rows, kv_heads, dim]`` are appended at ``cache_seqlens [batch]``, the lengths
-    before the call. The caches are updated in place if the caller donates them to ``jit``. With ``page_table
-    [batch, pages]``, the caches are pools ``[page, row, kv_head, dim]``. The call has no gradients.
+    ``k`` and ``v [batch, new rows, kv_heads, dim]`` are appended at ``cache_seqlens``, the lengths before the
+    call: ``[batch]``, or one integer for all. The caches are updated in place if the caller donates them to
+    ``jit``. With ``page_table [batch, pages]``, the caches are pools ``[page, row, kv_head, dim]``. The call
+    has no gradients.
     """
-    if cache_seqlens is None:
-        raise invalid("cache_seqlens", None, "the cache's lengths, 32-bit integers [batch]")
+    for one, a, other, b in (("k", k, "v", v), ("rotary_cos", rotary_cos, "rotary_sin", rotary_sin)):
+        if (a is None) != (b is None):
+            raise ArgumentError(f"{one} and {other} must both be given, or neither")
+    if k is None and rotary_cos is not None:
+        raise invalid("rotary_cos", f"a {type(rotary_cos).__name__}", "None without k and v")
+    lengths = _integers("cache_seqlens", cache_seqlens)
+    if lengths.ndim == 0:
+        lengths = jnp.broadcast_to(lengths, jnp.shape(q)[:1])
     options = _options(causal, window_size, softmax_scale, softcap, return_lse, False)
     items = options.items
-    if rotary_cos is not None and rotary_interleaved:
+    if _flag("rotary_interleaved", rotary_interleaved) and rotary_cos is not None:
         items = (*items, "interleaved")
     inputs = _arrays(
         q=q,
         k=k_cache,
         v=v_cache,
-        seqused_k=cache_seqlens,
-        page_table=page_table,
+        seqused_k=lengths,
+        page_table=None if page_table is None else _integers("page_table", page_table),
         k_new=k,
         v_new=v,
         rotary_cos=rotary_cos,
@@ -132,10 +146,16 @@ def _backward(options: _Options, saved: Any, gradient: Any) -> Any:
     computed = dict(zip(results, _call(items, read, results)))
     return (
         {
-            name: computed[of[name]] if name in of else np.zeros(array.shape, jax.dtypes.float0)
+            name: _sharded(computed[of[name]], array) if name in of else np.zeros(array.shape, jax.dtypes.float0)
             for name, array in inputs.items()
         },
     )
+
+
+def _sharded(gradient: Any, array: Any) -> Any:
+    """The gradient on the devices of its array, where the mesh has explicit axes."""
+    wanted = jax.typeof(array).sharding
+    return gradient if jax.typeof(gradient).sharding == wanted else jax.sharding.reshard(gradient, wanted)
 
 
 _attend.defvjp(_forward, _backward)
@@ -151,7 +171,13 @@ def _call(
     _register()
     names = ("_" if name.startswith("_") else name for name in (*inputs, *results))
     text = "; ".join([" ".join(names), *items])
-    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in results.values()]
+    # The results are on the mesh of the arrays, and inside of `shard_map` vary as they do.
+    kind = jax.typeof(next(iter(inputs.values())))
+    whole = jax.sharding.NamedSharding(kind.sharding.mesh, jax.sharding.PartitionSpec())
+    shapes = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole, manual_axis_type=kind.manual_axis_type)
+        for x in results.values()
+    ]
     # Dense arrays of several calls are a larger batch. Lengths and sinks belong to one call.
     dense = {"q", "k", "v", "out", "lse", "d_out", "d_lse"}
     method = "broadcast_all" if dense.issuperset(inputs) else "sequential"
@@ -171,18 +197,47 @@ def _results(inputs: dict[str, Any], lse: bool) -> dict[str, jax.ShapeDtypeStruc
 
 def _arrays(**named: Any) -> dict[str, Any]:
     """The arrays that a call has. Those of attention have rows, heads and dims."""
-    arrays = {name: jnp.asarray(array) for name, array in named.items() if array is not None}
     for name in ("q", "k", "v"):
+        if named[name] is None:
+            raise invalid(name, None, "an array")
+    arrays = {name: jnp.asarray(array) for name, array in named.items() if array is not None}
+    for name, accepted in (("q", _FLOATS), ("k", _KEYS), ("v", _KEYS)):
+        if arrays[name].dtype.name not in accepted:
+            raise DTypeError(invalid_words(f"the dtype of {name}", arrays[name].dtype, ", ".join(accepted)))
         if arrays[name].ndim not in (3, 4):
             raise ArgumentError(
                 f"invalid value '{arrays[name].ndim}' for the number of dimensions of {name}: expected 4: "
                 "batch, row, head, dim; or 3 without the batch"
             )
-    return arrays
+    return _varying(arrays)
+
+
+def _varying(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arrays, which inside of `shard_map` all vary over the axes over which one of them varies. The gradient of
+    an array that did not is the sum over these axes."""
+    axes = {name: jax.typeof(array).manual_axis_type.varying for name, array in arrays.items()}
+    whole = frozenset().union(*axes.values())
+    missing = {name: tuple(sorted(whole - own)) for name, own in axes.items() if whole != own}
+    return {
+        name: jax.lax.pcast(array, missing[name], to="varying") if name in missing else array
+        for name, array in arrays.items()
+    }
 
 
 def _float32(array: Any) -> Any:
     return None if array is None else jnp.asarray(array, jnp.float32)
+
+
+def _integers(name: str, array: Any) -> Any:
+    """Lengths or pages of 32 bits. Larger ones fit no array, and stay as large as possible."""
+    if array is None:
+        raise invalid(name, None, "integers")
+    array = jnp.asarray(array)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, "an integer type"))
+    if array.dtype.itemsize < 4:
+        return array.astype(jnp.int32)
+    return array.clip(max=2**31 - 1).astype(jnp.int32)
 
 
 def _options(
@@ -193,17 +248,13 @@ def _options(
     return_lse: bool,
     deterministic: bool,
 ) -> _Options:
-    before, after = window_size
-    items = []
-    if causal:
-        after = 0
-    for name, keys in (("keys_before", before), ("keys_after", after)):
-        if keys < -1:
-            raise invalid("window_size", window_size, "numbers of keys, or -1 for all")
-        if keys >= 0:
-            items.append(f"{name}={keys}")
+    before, after, cap = _band_and_cap(causal, window_size, softcap)
+    items = [f"{name}={keys}" for name, keys in (("keys_before", before), ("keys_after", after)) if keys >= 0]
     if softmax_scale is not None:
-        items.append(f"scale={float(softmax_scale)!r}")
-    if softcap:
-        items.append(f"softcap={float(softcap)!r}")
-    return _Options(tuple(items), return_lse, deterministic)
+        try:
+            items.append(f"scale={float(softmax_scale)!r}")
+        except (TypeError, ValueError, OverflowError):
+            raise invalid("softmax_scale", softmax_scale, "a number that is not traced, or None") from None
+    if cap:
+        items.append(f"softcap={cap!r}")
+    return _Options(tuple(items), _flag("return_lse", return_lse), _flag("deterministic", deterministic))
