@@ -305,6 +305,15 @@ def test_dropout_is_that_of_training():
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("name", ["Bloom", "Falcon", "Mpt"])
+def test_models_that_compute_attention_themselves_are_refused(name):
+    config = getattr(transformers, f"{name}Config")()
+    config.num_hidden_layers = config.n_layer = config.n_layers = 1
+    model = getattr(transformers, f"{name}Model")
+    with pytest.raises(flashcore_attn.UnsupportedError, match=f"{name}Model computes attention itself"):
+        model._from_config(config, attn_implementation=integration.NAME)
+
+
 def test_what_sdpa_computes_otherwise_is_refused():
     settings = {**DECODER, "head_dim": 16, "attn_logit_softcapping": 5.0, "layer_types": LAYERS}
     model = built(transformers.Gemma2ForCausalLM, transformers.Gemma2Config, **settings)

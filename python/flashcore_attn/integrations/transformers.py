@@ -6,7 +6,8 @@
 Importing the module registers ``"flashcore"`` with ``AttentionInterface`` and ``AttentionMaskInterface``. Grouped
 heads are read in place. Soft caps, attention sinks (GPT-OSS), position biases (T5), causal masks, windows, chunks and
 padding and dropout are computed by the kernel, forward and backward. A call of a type that FlashCore does not compute
-is left to the implementation "sdpa", with one warning per reason. Where "sdpa" would compute something else (soft caps,
+is left to the implementation "sdpa", with one warning per reason. A model whose layers compute attention themselves
+(BLOOM, Falcon, MPT) is refused when it is made. Where "sdpa" would compute something else (soft caps,
 sinks, lengths alone), the call raises an error that names the reason.
 
 ``transformers`` takes every name with "flash" in it for a variant of the package ``flash-attn``, which it imports or
@@ -20,6 +21,9 @@ one call.
 from __future__ import annotations
 
 import functools
+import inspect
+import re
+import sys
 import warnings
 from typing import Any
 
@@ -89,8 +93,35 @@ def _is_flash_mask(config: Any = None, *args: Any, **kwargs: Any) -> bool:
 
 @functools.wraps(_adjusted)
 def _check_and_adjust(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
-    """The name as it is, without the search for a package of FlashAttention."""
-    return NAME if attn_implementation == NAME else _adjusted(self, attn_implementation, *args, **kwargs)
+    """The name as it is, without the search for a package of FlashAttention.
+
+    Raises:
+        UnsupportedError: a model that computes attention itself.
+    """
+    if attn_implementation != NAME:
+        return _adjusted(self, attn_implementation, *args, **kwargs)
+    if not _asks_interface(self.__class__):
+        words = f'{type(self).__name__} computes attention itself and takes no attn_implementation="{NAME}"'
+        raise UnsupportedError(f"{words}; omit it, and call flashcore_attn.compat.enable()", "attn_implementation")
+    return NAME
+
+
+@functools.cache
+def _asks_interface(model: type) -> bool:
+    """Whether the layers of a class of models ask transformers for the function of a name. Other layers would get masks
+    that they do not read."""
+    has_layer = False
+    if getattr(model, "_supports_attention_backend", False):
+        return True
+    for base in model.__mro__[: model.__mro__.index(PreTrainedModel)]:
+        try:
+            code = inspect.getsource(sys.modules[base.__module__])
+        except (KeyError, OSError, TypeError):  # a class without a file
+            continue
+        if "ALL_ATTENTION_FUNCTIONS" in code or "AttentionInterface" in code:
+            return True
+        has_layer = has_layer or re.search(r"^class \w*Attention\w*\((torch\.)?nn\.Module\)", code, re.M) is not None
+    return not has_layer
 
 
 def attention(
