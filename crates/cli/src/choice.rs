@@ -8,7 +8,7 @@ use host::store;
 use kernels::select::{Choice, Device, Shape, TunedTable, choose};
 use kernels::{Arch, KernelError, Plan};
 use predict::{Gpu, machine};
-use problem::Problem;
+use problem::{PassKind, Problem};
 use serde_json::{Value, json};
 
 use crate::args::Explain;
@@ -120,6 +120,15 @@ pub fn parse(text: &str) -> Result<Problem, CliError> {
 /// Reads the shape of a problem from the value of an argument, which errors name.
 pub fn parse_shape(argument: &'static str, text: &str) -> Result<Shape, CliError> {
     suites::parse_shape(text).map_err(|error| refused(argument, text, &error))
+}
+
+/// Rejects a backward pass: the plans of the CPU that are timed and kept are those of the forward pass.
+pub fn forward(argument: &'static str, text: &str, problem: &Problem) -> Result<(), CliError> {
+    if problem.pass.kind() == PassKind::Forward {
+        return Ok(());
+    }
+    let accepted = "a forward pass on the CPU".to_owned();
+    Err(CliError::Argument { argument, value: text.to_owned(), accepted })
 }
 
 fn refused(argument: &'static str, text: &str, error: &WordsError) -> CliError {

@@ -112,6 +112,7 @@ fn cells(line: &Line) -> Vec<String> {
 
 fn add(args: &PlansAdd) -> Result<Status, CliError> {
     let problem = choice::parse_shape("--problem", &args.problem)?;
+    choice::forward("--problem", &args.problem, &problem.problem())?;
     let value = args.plan.display().to_string();
     let plan = plan::native("--plan", &value, &store::read_text(&args.plan)?)?;
     plan.check(&problem.problem())?;

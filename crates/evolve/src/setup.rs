@@ -6,7 +6,7 @@ use std::time::Duration;
 use kernels::select::Shape;
 use kernels::{Arch, Family, KernelError};
 use predict::{Gpu, machine};
-use problem::Tensor;
+use problem::{PassKind, Tensor};
 
 use super::config::{Case, Config, Configuration, EarlierWin};
 use super::error::EvolveError;
@@ -111,6 +111,7 @@ pub fn config(
     arch: Option<Arch>,
     wanted: Wanted,
 ) -> Result<Config, SetupError> {
+    check_passes(&target, &wanted)?;
     can_hold(&target, wanted.problems.iter(), wanted.held_out.iter().flatten())?;
     let problems = distinct(wanted.problems);
     check_families(&wanted.families, &problems, arch.as_ref())?;
@@ -155,6 +156,21 @@ pub fn config(
     });
     config.wins = earlier.collect();
     Ok(config)
+}
+
+/// Checks that a search on the CPU is one of forward passes, whose plans alone have genes there.
+fn check_passes(target: &Target, wanted: &Wanted) -> Result<(), SetupError> {
+    if *target != Target::Cpu {
+        return Ok(());
+    }
+    let held_out = wanted.held_out.iter().flatten().map(|shape| ("held_out", shape));
+    for (argument, shape) in wanted.problems.iter().map(|shape| ("problem", shape)).chain(held_out) {
+        if shape.problem().pass.kind() != PassKind::Forward {
+            let accepted = "a forward pass with device cpu".to_owned();
+            return Err(SetupError::Argument { argument, value: shape.to_string(), accepted });
+        }
+    }
+    Ok(())
 }
 
 /// Checks that every named family supports one of the problems, and that every problem is supported by one of

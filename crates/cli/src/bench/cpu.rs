@@ -14,7 +14,7 @@ use super::{Limits, affordable, keep, parse, ratio, title, verdict};
 use crate::args::Bench;
 use crate::error::CliError;
 use crate::terminal::{self, tell};
-use crate::{Status, table, unless_closed};
+use crate::{Status, choice, table, unless_closed};
 
 /// Default seconds for each problem.
 const SECONDS: f64 = 3.0;
@@ -98,7 +98,12 @@ const LIMITS: Limits = Limits { flops: 6e11, bytes: 8e9 };
 
 fn problems(args: &Bench) -> Result<Vec<Problem>, CliError> {
     if !args.problem.is_empty() {
-        return args.problem.iter().map(|text| parse(text, &LIMITS)).collect();
+        let of = |text: &String| {
+            let problem = parse(text, &LIMITS)?;
+            choice::forward("--problem", text, &problem)?;
+            Ok(problem)
+        };
+        return args.problem.iter().map(of).collect();
     }
     let Some(shape) = &args.shape else { return Ok(suite_cpu()) };
     let refuse = || CliError::Argument {

@@ -170,7 +170,7 @@ fn bad_usage_is_named_and_exits_with_3() {
     std::fs::create_dir(folder.0.join("folder.ptx")).unwrap();
     let unjudged = format!("{}{LAUNCH}", problem.replace("000000", "0"));
     let unjudged = folder.write("unjudged.toml", &unjudged);
-    let cases: [(&[&str], &str); 45] = [
+    let cases: [(&[&str], &str); 46] = [
         (&["lab", "selftest", "--emulator", "--evidence", "rows.jsonl"], "--evidence: the commit is unknown"),
         (&["check", &ptx, "--launch", &unjudged], "no [[arg]] is its output"),
         (
@@ -222,6 +222,10 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["bench", "--device", "cuda", "--plan", "none.json"], "cannot read none.json"),
         (&["bench", "--device", "cuda", "--plan", &launch], "expected one plan as JSON"),
         (&["bench", "--problem", "1,8,512"], "invalid value '1,8,512' for --problem"),
+        (
+            &["bench", "--problem", "1,1,16,16,f32,backward"],
+            "invalid value '1,1,16,16,f32,backward' for --problem: expected a forward pass on the CPU",
+        ),
         (&["bench", "--threads", "0"], "invalid value '0' for --threads"),
         (&["bench", "--shape", "99999999999x1x16x16"], "invalid value '99999999999x1x16x16' for --shape"),
         (&["bench", "--shape", "1x1x1000000x64"], "invalid value '1x1x1000000x64' for --shape"),

@@ -417,6 +417,10 @@ fn bad_usage_is_told() {
             vec!["--device", "cpu", "--family", "mma"],
             "invalid value 'mma' for --family: expected no --family with --device cpu",
         ),
+        (
+            vec!["--device", "cpu", "--problem", "1,1,16,16,f32,backward"],
+            "'1,1,16,16,f32,backward' for --problem: expected a forward pass with device cpu",
+        ),
         (vec!["--held-out", "1,8"], "invalid value '1,8' for --held-out"),
         (vec!["--jobs", "100000"], "invalid value '100000' for --jobs: expected 1 to 256"),
         (vec!["--proposer", " "], "invalid value ' ' for --proposer"),

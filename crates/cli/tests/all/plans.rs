@@ -101,6 +101,10 @@ fn what_cannot_be_kept_is_refused() {
         (&["--problem", PROBLEM, "--plan", "gpu.json"], "this is a gpu plan; expected a cpu plan"),
         (&["--problem", "1,2", "--plan", "good.json"], "for --problem"),
         (
+            &["--problem", "1,1,16,16,f32,backward", "--plan", "good.json"],
+            "expected a forward pass on the CPU",
+        ),
+        (
             &["--problem", PROBLEM, "--plan", "good.json", "--threads", "0"],
             "invalid value '0' for --threads: expected a whole number from 1",
         ),
