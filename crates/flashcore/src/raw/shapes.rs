@@ -58,7 +58,8 @@ pub(crate) fn problem_of<T>(
     let seq_q = lengths.q.packed.map_or(q.extents[2], |rows| longest_q.unwrap_or(rows).max(1));
     let stored = pages.map(|pages| pages.per_sequence.saturating_mul(pages.rows));
     let most = lengths.kv.packed.or(stored);
-    let seq_kv = most.map_or(k.extents[2], |rows| longest_kv.unwrap_or(rows));
+    let held = stored.unwrap_or(usize::MAX);
+    let seq_kv = most.map_or(k.extents[2], |rows| longest_kv.unwrap_or(rows).min(held));
     let dtypes = DTypes { q: q.dtype, k: k.dtype, v: v.dtype, out: out.dtype, tf32: options.tf32 };
     let CallOptions { pass, band, scale, softcap, dropout, scale_rows, .. } = *options;
     let tables = operands.iter().filter(|(operand, _)| matches!(operand, Operand::Table(_)));

@@ -308,6 +308,12 @@ fn a_problem_is_stated_by_its_operands() {
         let strides = |p: &Problem| p.tensors().iter().map(|&tensor| p.strides(tensor)).collect::<Vec<_>>();
         assert_eq!(strides(&stated), strides(&p));
         assert_eq!(Problem { gradients: p.gradients, ..stated }, p);
+        if let Some(pages) = p.storage.pages() {
+            // The longest sequence may be stated as more than the pages hold.
+            let options = CallOptions { longest: [Some(p.seq_q), Some(1000)], ..options };
+            let stated = problem_of(&views, |view| view, &options).unwrap();
+            assert_eq!((stated.seq_kv, stated.check()), (pages.per_sequence * pages.rows, Ok(())));
+        }
     }
 }
 
