@@ -234,6 +234,8 @@ def test_what_is_wrong_is_named():
             flash_attn_func(q, k, v, **{name: value})
     with pytest.raises(ArgumentError, match="'None' for k"):
         flash_attn_func(q, None, v)
+    with pytest.raises(ArgumentError, match="'str' for the type of learnable_sink: expected an array"):
+        flash_attn_func(q, k, v, learnable_sink="x")
     with pytest.raises(DTypeError, match="'int32' for the dtype of q: expected float16, bfloat16, float32"):
         flash_attn_func(q.astype(int), k, v)
     with pytest.raises(ArgumentError, match="'-1' for max_seqlen_q"):

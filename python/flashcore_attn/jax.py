@@ -200,7 +200,7 @@ def _arrays(**named: Any) -> dict[str, Any]:
     for name in ("q", "k", "v"):
         if named[name] is None:
             raise invalid(name, None, "an array")
-    arrays = {name: jnp.asarray(array) for name, array in named.items() if array is not None}
+    arrays = {name: _array(name, array) for name, array in named.items() if array is not None}
     for name, accepted in (("q", _FLOATS), ("k", _KEYS), ("v", _KEYS)):
         if arrays[name].dtype.name not in accepted:
             raise DTypeError(invalid_words(f"the dtype of {name}", arrays[name].dtype, ", ".join(accepted)))
@@ -225,14 +225,21 @@ def _varying(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _float32(array: Any) -> Any:
-    return None if array is None else jnp.asarray(array, jnp.float32)
+    return None if array is None else _array("learnable_sink", array, jnp.float32)
+
+
+def _array(name: str, array: Any, dtype: Any = None) -> Any:
+    try:
+        return jnp.asarray(array, dtype)
+    except (TypeError, ValueError, OverflowError):
+        raise invalid(f"the type of {name}", type(array).__name__, "an array") from None
 
 
 def _integers(name: str, array: Any) -> Any:
     """Lengths or pages of 32 bits. Larger ones fit no array, and stay as large as possible."""
     if array is None:
         raise invalid(name, None, "integers")
-    array = jnp.asarray(array)
+    array = _array(name, array)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, "an integer type"))
     if array.dtype.itemsize < 4:
