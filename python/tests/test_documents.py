@@ -14,7 +14,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def examples():
-    features = ("windows", "softcap", "alibi", "sinks", "bias", "lengths", "scores-and-masks", "blocks", "fp8")
+    features = (
+        "shapes",
+        "windows",
+        "softcap",
+        "alibi",
+        "sinks",
+        "bias",
+        "lengths",
+        "scores-and-masks",
+        "blocks",
+        "fp8",
+    )
     guide = [f"docs/src/guide/{name}.md" for name in ("python", *features, "caches", "cookbook")]
     guide.append("docs/src/tutorial/pytorch.md")
     for path in ("README.md", "python/README.md", *guide):
