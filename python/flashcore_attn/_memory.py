@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._errors import ArgumentError
+from ._errors import ArgumentError, UnsupportedError
 
 _DISPATCH = Tensor.__torch_dispatch__
 _tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
@@ -51,7 +51,11 @@ def check(name: str, x: Tensor) -> None:
     if type(x).__torch_dispatch__ is not _DISPATCH or x.is_nested or x.layout is not torch.strided:
         return
     with torch._C.DisableTorchFunctionSubclass():
-        end, size = _span(x)[1], x.untyped_storage().nbytes()
+        try:
+            end, size = _span(x)[1], x.untyped_storage().nbytes()
+        except NotImplementedError:
+            words = f"{name} is a tensor without memory, as is_grads_batched and vectorize of torch.autograd make them"
+            raise UnsupportedError(f"{words}; use torch.vmap or torch.func.jacrev", "batched gradients") from None
     if end > size:
         raise _outside(name, end, size)
 

@@ -380,6 +380,16 @@ def test_masks_of_calls_without_rows_have_zero_gradients(empty):
         assert torch.equal(found, torch.zeros(extents))
 
 
+def test_gradients_of_several_results_at_once():
+    q, k, v = (draw(1, 3, 2, 8, seed=seed).requires_grad_() for seed in range(3))
+    several = torch.stack([torch.ones(1, 3, 2, 8), draw(1, 3, 2, 8, seed=4)])
+    with pytest.raises(UnsupportedError, match="d_out is a tensor without memory.*torch.func.jacrev"):
+        torch.autograd.grad(flash_attn_func(q, k, v), q, several, is_grads_batched=True)
+    _, pull = torch.func.vjp(lambda q: flash_attn_func(q, k.detach(), v.detach()), q.detach())
+    for found, one in zip(torch.vmap(pull)(several)[0], several):
+        torch.testing.assert_close(found, torch.autograd.grad(flash_attn_func(q, k, v), q, one)[0])
+
+
 def test_gradients_of_an_expanded_tensor_without_rows():
     q, k = torch.randn(1, 4, 2, 8).expand(3, 4, 2, 8), torch.randn(1, 0, 2, 8).expand(3, 0, 2, 8)
     for given in ((q, k, k), (k, q, q)):
