@@ -159,13 +159,12 @@ impl<T: Element + Default> PagedCache<T> {
     pub fn append(&mut self, id: SequenceId, keys: &[T], values: &[T]) -> Result<(), CacheError> {
         let [of_keys, of_values] = self.dims.map(|dim| dim * self.heads);
         let rows = keys.len() / of_keys;
-        for (argument, len, expected) in
-            [("keys", keys.len(), rows * of_keys), ("values", values.len(), rows * of_values)]
-        {
-            if len != expected {
-                let expected = format!("{expected}, which is {rows} rows of all heads");
-                return Err(CacheError::Elements { argument, len, expected });
-            }
+        let refuse = |argument, len, expected| Err(CacheError::Elements { argument, len, expected });
+        if keys.len() != rows * of_keys {
+            return refuse("keys", keys.len(), format!("a multiple of {of_keys}, a row of all heads"));
+        }
+        if values.len() != rows * of_values {
+            return refuse("values", values.len(), format!("{}, a row for each of keys", rows * of_values));
         }
         let Cached { pages, len } = self.cached(id)?.clone();
         let copied =
@@ -408,6 +407,19 @@ mod tests {
                 assert!(out.iter().zip(found).all(near), "sequence {i}: {out:?} {found:?}");
             }
         }
+    }
+
+    #[test]
+    fn elements_that_are_no_rows_are_named() {
+        let mut cache = PagedCache::new(2, 3, HEADS, DIMS).unwrap();
+        let id = cache.create();
+        let ([keys, _], [_, values]) = (rows(2, 0), rows(3, 0));
+        let mut told = |keys: &[f32]| cache.append(id, keys, &values).unwrap_err().to_string();
+        let of_keys =
+            "'31' for the number of elements of keys: expected a multiple of 16, a row of all heads";
+        let of_values = "'24' for the number of elements of values: expected 16, a row for each of keys";
+        assert!(told(&keys[1..]).ends_with(of_keys));
+        assert!(told(&keys).ends_with(of_values));
     }
 
     #[test]
