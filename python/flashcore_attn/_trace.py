@@ -131,7 +131,7 @@ class Trace:
     def array(self, array: Any) -> int:
         """The number of the table of an array."""
         for number, known in enumerate(self.arrays):
-            if known is array:
+            if known is array or (isinstance(array, View) and isinstance(known, View) and known.array is array.array):
                 return number
         self.arrays.append(array)
         return len(self.arrays) - 1

@@ -319,6 +319,20 @@ def test_the_number_of_captured_tensors_is_bounded():
         flashcore_attn.flex_attention(q, k, v, score)
 
 
+def test_a_captured_number_is_one_table_however_often_it_is_read():
+    q, k, v = three()
+    numbers = [torch.tensor(0.25 * (i + 1), requires_grad=True) for i in range(8)]
+
+    def score(s, b, h, i, j):
+        for number in numbers:
+            s = number * s + number
+        return s
+
+    out = flashcore_attn.flex_attention(q, k, v, score)
+    torch.testing.assert_close(out, TORCH_FLEX(q, k, v, score).detach(), atol=2e-5, rtol=2e-5)
+    assert all(x is not None for x in torch.autograd.grad(out.sum(), numbers))
+
+
 def test_a_captured_tensor_beyond_its_storage_is_refused():
     q, k, v = three()
     released = torch.zeros(4)
