@@ -296,140 +296,63 @@ pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
     fn elements_mut(to: &mut [Self]) -> ElementsMut<'_>;
 }
 
-impl Element for f32 {
-    const DTYPE: DType = DType::F32;
+/// Implements [`Element`] for types by their conversions and their rounding of scaled numbers.
+macro_rules! elements {
+    ($($type:ident $kind:ident: $to_f32:expr, $from_f32:expr, $narrow:expr;)+) => {$(
+        impl Element for $type {
+            const DTYPE: DType = DType::$kind;
 
-    fn to_f32(self) -> f32 {
-        self
-    }
+            #[inline]
+            fn to_f32(self) -> f32 {
+                $to_f32(self)
+            }
 
-    fn from_f32(value: f32) -> f32 {
-        value
-    }
+            #[inline]
+            fn from_f32(value: f32) -> $type {
+                $from_f32(value)
+            }
 
-    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [f32]) {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = from * factor;
+            fn narrow_scaled(from: &[f32], factor: f32, to: &mut [$type]) {
+                $narrow(from, factor, to)
+            }
+
+            fn elements(from: &[$type]) -> Elements<'_> {
+                Elements::$kind(from)
+            }
+
+            fn elements_mut(to: &mut [$type]) -> ElementsMut<'_> {
+                ElementsMut::$kind(to)
+            }
         }
-    }
+    )+};
+}
 
-    fn elements(from: &[f32]) -> Elements<'_> {
-        Elements::F32(from)
-    }
+elements! {
+    f32 F32: std::convert::identity, std::convert::identity, scaled_each;
+    f16 F16: f16::to_f32, f16::from_f32, scaled_chunks;
+    bf16 Bf16: bf16::to_f32, bf16::from_f32, scaled_chunks;
+    E4m3 E4m3: E4m3::to_f32, E4m3::from_f32, scaled_each;
+    E5m2 E5m2: E5m2::to_f32, E5m2::from_f32, scaled_each;
+}
 
-    fn elements_mut(to: &mut [f32]) -> ElementsMut<'_> {
-        ElementsMut::F32(to)
+/// Rounds `factor · from` element by element.
+fn scaled_each<T: Element>(from: &[f32], factor: f32, to: &mut [T]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = T::from_f32(from * factor);
     }
 }
 
-impl Element for f16 {
-    const DTYPE: DType = DType::F16;
-
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-
-    fn from_f32(value: f32) -> f16 {
-        f16::from_f32(value)
-    }
-
-    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [f16]) {
-        scaled_chunks(from, factor, to, |to, scaled| to.convert_from_f32_slice(scaled));
-    }
-
-    fn elements(from: &[f16]) -> Elements<'_> {
-        Elements::F16(from)
-    }
-
-    fn elements_mut(to: &mut [f16]) -> ElementsMut<'_> {
-        ElementsMut::F16(to)
-    }
-}
-
-impl Element for bf16 {
-    const DTYPE: DType = DType::Bf16;
-
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
-    }
-
-    fn from_f32(value: f32) -> bf16 {
-        bf16::from_f32(value)
-    }
-
-    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [bf16]) {
-        scaled_chunks(from, factor, to, |to, scaled| to.convert_from_f32_slice(scaled));
-    }
-
-    fn elements(from: &[bf16]) -> Elements<'_> {
-        Elements::Bf16(from)
-    }
-
-    fn elements_mut(to: &mut [bf16]) -> ElementsMut<'_> {
-        ElementsMut::Bf16(to)
-    }
-}
-
-impl Element for E4m3 {
-    const DTYPE: DType = DType::E4m3;
-
-    fn to_f32(self) -> f32 {
-        E4m3::to_f32(self)
-    }
-
-    fn from_f32(value: f32) -> E4m3 {
-        E4m3::from_f32(value)
-    }
-
-    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [E4m3]) {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = E4m3::from_f32(from * factor);
-        }
-    }
-
-    fn elements(from: &[E4m3]) -> Elements<'_> {
-        Elements::E4m3(from)
-    }
-
-    fn elements_mut(to: &mut [E4m3]) -> ElementsMut<'_> {
-        ElementsMut::E4m3(to)
-    }
-}
-
-impl Element for E5m2 {
-    const DTYPE: DType = DType::E5m2;
-
-    fn to_f32(self) -> f32 {
-        E5m2::to_f32(self)
-    }
-
-    fn from_f32(value: f32) -> E5m2 {
-        E5m2::from_f32(value)
-    }
-
-    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [E5m2]) {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = E5m2::from_f32(from * factor);
-        }
-    }
-
-    fn elements(from: &[E5m2]) -> Elements<'_> {
-        Elements::E5m2(from)
-    }
-
-    fn elements_mut(to: &mut [E5m2]) -> ElementsMut<'_> {
-        ElementsMut::E5m2(to)
-    }
-}
-
-/// Passes `factor · from` to `convert` in chunks that fit on the stack.
-fn scaled_chunks<T>(from: &[f32], factor: f32, to: &mut [T], convert: impl Fn(&mut [T], &[f32])) {
+/// Rounds `factor · from` by chunks that fit on the stack.
+fn scaled_chunks<T>(from: &[f32], factor: f32, to: &mut [T])
+where
+    [T]: HalfFloatSliceExt,
+{
     const PIECE: usize = 64;
     let mut scaled = [0.0; PIECE];
     for (from, to) in from.chunks(PIECE).zip(to.chunks_mut(PIECE)) {
         for (scaled, from) in scaled.iter_mut().zip(from) {
             *scaled = from * factor;
         }
-        convert(to, &scaled[..from.len()]);
+        to.convert_from_f32_slice(&scaled[..from.len()]);
     }
 }

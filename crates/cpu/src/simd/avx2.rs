@@ -6,12 +6,8 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use problem::{E4m3, E5m2};
 
+use super::compiled::compiled_steps;
 use super::{Simd, codes, exp2_by_shift, transpose_plain, widen_bf16_plain};
-use crate::backward;
-use crate::dims;
-use crate::peak;
-use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
-use crate::tile::{self, Step};
 use crate::{Element, Elements};
 
 /// A token: it exists only if the processor has AVX2, FMA and F16C.
@@ -88,61 +84,7 @@ impl Simd for Avx2 {
         unsafe { sum_each(|i| of[i / KEYS][i % KEYS]) }
     }
 
-    fn step<const VECTORS: usize>(self, step: Step<'_>) {
-        #[target_feature(enable = "avx2,fma")]
-        fn compiled<const VECTORS: usize>(s: Avx2, step: Step<'_>) {
-            tile::run_step::<Avx2, VECTORS>(s, step);
-        }
-        unsafe { compiled::<VECTORS>(self, step) }
-    }
-
-    fn step_dims(self, step: Step<'_>) {
-        #[target_feature(enable = "avx2,fma")]
-        fn compiled(s: Avx2, step: Step<'_>) {
-            dims::run_step(s, step);
-        }
-        unsafe { compiled(self, step) }
-    }
-
-    fn backward(self, stage: backward::TileStep<'_>) {
-        #[target_feature(enable = "avx2,fma")]
-        fn compiled(s: Avx2, stage: backward::TileStep<'_>) {
-            backward::run(s, stage);
-        }
-        unsafe { compiled(self, stage) }
-    }
-
-    fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
-        #[target_feature(enable = "avx2,fma")]
-        fn compiled(s: Avx2, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
-            programs::evaluate(s, program, values, region);
-        }
-        unsafe { compiled(self, program, values, region) }
-    }
-
-    fn compute(self, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
-        #[target_feature(enable = "avx2,fma")]
-        fn compiled(s: Avx2, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
-            programs::compute(s, operation, loads, to);
-        }
-        unsafe { compiled(self, operation, loads, to) }
-    }
-
-    fn products(self, rounds: usize) -> f64 {
-        #[target_feature(enable = "avx2,fma")]
-        fn compiled(s: Avx2, rounds: usize) -> f64 {
-            peak::chains(s, rounds)
-        }
-        unsafe { compiled(self, rounds) }
-    }
-
-    fn read(self, from: &[f32]) {
-        #[target_feature(enable = "avx2,fma")]
-        fn compiled(s: Avx2, from: &[f32]) {
-            peak::sum(s, from);
-        }
-        unsafe { compiled(self, from) }
-    }
+    compiled_steps!(Avx2, target_feature(enable = "avx2,fma"));
 
     #[inline(always)]
     fn load_wide<T: Element>(self, from: &[T]) -> __m256 {

@@ -2,6 +2,7 @@
 //! are compiled for the instruction set.
 
 mod codes;
+mod compiled;
 mod gemm;
 mod pairs;
 mod portable;

@@ -3,12 +3,8 @@
 
 use std::arch::aarch64::*;
 
+use super::compiled::compiled_steps;
 use super::{Simd, exp2_by_shift, transpose_plain};
-use crate::backward;
-use crate::dims;
-use crate::peak;
-use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
-use crate::tile::{self, Step};
 
 /// A token: it exists only if the processor has NEON.
 #[derive(Clone, Copy)]
@@ -84,61 +80,7 @@ impl Simd for Neon {
         unsafe { vpaddq_f32(vpaddq_f32(at(0), at(1)), vpaddq_f32(at(2), at(3))) }
     }
 
-    fn step<const VECTORS: usize>(self, step: Step<'_>) {
-        #[target_feature(enable = "neon")]
-        fn compiled<const VECTORS: usize>(s: Neon, step: Step<'_>) {
-            tile::run_step::<Neon, VECTORS>(s, step);
-        }
-        unsafe { compiled::<VECTORS>(self, step) }
-    }
-
-    fn step_dims(self, step: Step<'_>) {
-        #[target_feature(enable = "neon")]
-        fn compiled(s: Neon, step: Step<'_>) {
-            dims::run_step(s, step);
-        }
-        unsafe { compiled(self, step) }
-    }
-
-    fn backward(self, stage: backward::TileStep<'_>) {
-        #[target_feature(enable = "neon")]
-        fn compiled(s: Neon, stage: backward::TileStep<'_>) {
-            backward::run(s, stage);
-        }
-        unsafe { compiled(self, stage) }
-    }
-
-    fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
-        #[target_feature(enable = "neon")]
-        fn compiled(s: Neon, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {
-            programs::evaluate(s, program, values, region);
-        }
-        unsafe { compiled(self, program, values, region) }
-    }
-
-    fn compute(self, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
-        #[target_feature(enable = "neon")]
-        fn compiled(s: Neon, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
-            programs::compute(s, operation, loads, to);
-        }
-        unsafe { compiled(self, operation, loads, to) }
-    }
-
-    fn products(self, rounds: usize) -> f64 {
-        #[target_feature(enable = "neon")]
-        fn compiled(s: Neon, rounds: usize) -> f64 {
-            peak::chains(s, rounds)
-        }
-        unsafe { compiled(self, rounds) }
-    }
-
-    fn read(self, from: &[f32]) {
-        #[target_feature(enable = "neon")]
-        fn compiled(s: Neon, from: &[f32]) {
-            peak::sum(s, from);
-        }
-        unsafe { compiled(self, from) }
-    }
+    compiled_steps!(Neon, target_feature(enable = "neon"));
 
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
         transpose_plain(from, from_ld, to, to_ld, rows, cols);
