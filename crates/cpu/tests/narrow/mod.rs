@@ -16,7 +16,7 @@ fn integers() -> impl Iterator<Item = Isa> {
     [Isa::Avx512Vnni, Isa::PortableIntegers].into_iter().filter(|isa| isa.is_available())
 }
 
-fn plan(isa: Isa) -> CpuPlan {
+pub fn plan(isa: Isa) -> CpuPlan {
     CpuPlan::widest(isa, 2, 100, 72)
 }
 
@@ -73,12 +73,32 @@ fn bits<T: Element>(p: &Problem, inputs: &Inputs<T>, isa: Isa) -> Vec<u64> {
     run_out(p, inputs, &plan(isa)).into_iter().map(f64::to_bits).collect()
 }
 
-/// Whether 16-bit integers were used. Some output then differs from the f32 result in its bits.
-fn is_narrow<T: Element>(p: &Problem, inputs: &Inputs<T>) -> bool {
-    let is = |isa: Isa| bits(p, inputs, isa) != bits(p, inputs, isa.wide());
-    let all: Vec<bool> = integers().map(is).collect();
-    assert!(all.iter().all(|&x| x == all[0]), "plain Rust disagrees on whether integers are enough");
+/// Whether the instruction sets use other numbers than f32, on which they must agree. Some output then differs
+/// from the f32 result in its bits.
+pub fn differ_from_f32<T: Element>(sets: impl Iterator<Item = Isa>, p: &Problem, inputs: &Inputs<T>) -> bool {
+    let differs = |isa: Isa| bits(p, inputs, isa) != bits(p, inputs, isa.wide());
+    let all: Vec<bool> = sets.map(differs).collect();
+    assert!(all.iter().all(|&x| x == all[0]), "plain Rust disagrees on whether f32 is needed");
     all[0]
+}
+
+/// Asserts that a head whose inputs need f32 leaves the other head to the set's own numbers.
+pub fn each_head_for_itself_in<T: Element>(sets: impl Iterator<Item = Isa>) {
+    let [one, two] = [1, 2].map(|heads| Problem::new(1, heads, 100, 64, T::DTYPE));
+    let good = normal::<T>(&one, 1, [1.0, 1.0, 0.0]);
+    let mut bad = normal::<T>(&one, 2, [1.0, 1.0, 0.0]);
+    bad.k[5] = T::from_f32(f32::INFINITY);
+    let join = |a: &[T], b: &[T]| [a, b].concat();
+    let both = Inputs { q: join(&good.q, &bad.q), k: join(&good.k, &bad.k), v: join(&good.v, &bad.v) };
+    for isa in sets {
+        let alone = [bits(&one, &good, isa), bits(&one, &bad, isa.wide())];
+        assert!(bits(&two, &both, isa) == alone.concat(), "{isa}");
+    }
+}
+
+/// Whether 16-bit integers were used.
+fn is_narrow<T: Element>(p: &Problem, inputs: &Inputs<T>) -> bool {
+    differ_from_f32(integers(), p, inputs)
 }
 
 fn accurate<T: Element>(plans: &[CpuPlan], most: f64, [seq, keys, dim]: [usize; 3], sizes: [f64; 3]) {
@@ -175,17 +195,7 @@ fn inputs_beyond_the_bounds_are_computed_in_f32() {
 
 #[test]
 fn each_head_for_itself() {
-    let one = Problem::new(1, 1, 100, 64, DType::F16);
-    let good = normal::<f16>(&one, 1, [1.0, 1.0, 0.0]);
-    let mut bad = normal::<f16>(&one, 2, [1.0, 1.0, 0.0]);
-    bad.k[5] = f16::INFINITY;
-    let two = Problem::new(1, 2, 100, 64, DType::F16);
-    let join = |a: &[f16], b: &[f16]| [a, b].concat();
-    let both = Inputs { q: join(&good.q, &bad.q), k: join(&good.k, &bad.k), v: join(&good.v, &bad.v) };
-    for isa in integers() {
-        let parts = [bits(&one, &good, isa), bits(&one, &bad, isa.wide())];
-        assert!(bits(&two, &both, isa) == parts.concat(), "{isa}");
-    }
+    each_head_for_itself_in::<f16>(integers());
 }
 
 #[test]

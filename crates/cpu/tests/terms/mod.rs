@@ -8,32 +8,23 @@ use problem::{Band, Layout, Problem};
 use proptest::prelude::*;
 
 use crate::common::{Inputs, check, run, run_out};
-use crate::narrow::{SPECIAL, as_accurate_as_rounding_the_weights_with, normal, with};
+use crate::narrow::{
+    SPECIAL, as_accurate_as_rounding_the_weights_with, differ_from_f32, each_head_for_itself_in, normal,
+    plan, with,
+};
 
 /// The instruction sets that use tiles.
 fn tiles() -> impl Iterator<Item = Isa> {
     [Isa::Amx, Isa::PortableTerms].into_iter().filter(|isa| isa.is_available())
 }
 
-fn plan(isa: Isa) -> CpuPlan {
-    CpuPlan::widest(isa, 2, 100, 72)
-}
-
 fn problem<T: Element>(heads: usize) -> Problem {
     Problem::new(1, heads, 100, 64, T::DTYPE)
 }
 
-/// O as bits.
-fn bits<T: Element>(p: &Problem, inputs: &Inputs<T>, isa: Isa) -> Vec<u64> {
-    run_out(p, inputs, &plan(isa)).into_iter().map(f64::to_bits).collect()
-}
-
-/// Whether tiles were used. Some output then differs from the f32 result in its bits.
+/// Whether tiles were used.
 fn has_tiles<T: Element>(p: &Problem, inputs: &Inputs<T>) -> bool {
-    let has = |isa: Isa| bits(p, inputs, isa) != bits(p, inputs, isa.wide());
-    let all: Vec<bool> = tiles().map(has).collect();
-    assert!(all.iter().all(|&x| x == all[0]), "plain Rust disagrees on whether tiles are used");
-    all[0]
+    differ_from_f32(tiles(), p, inputs)
 }
 
 #[test]
@@ -84,16 +75,7 @@ fn ordinary_inputs_use_tiles_and_others_f32() {
 
 #[test]
 fn each_head_for_itself() {
-    let (one, two) = (problem::<bf16>(1), problem::<bf16>(2));
-    let good = normal::<bf16>(&one, 1, [1.0, 1.0, 0.0]);
-    let mut bad = normal::<bf16>(&one, 2, [1.0, 1.0, 0.0]);
-    bad.k[5] = bf16::INFINITY;
-    let join = |a: &[bf16], b: &[bf16]| [a, b].concat();
-    let both = Inputs { q: join(&good.q, &bad.q), k: join(&good.k, &bad.k), v: join(&good.v, &bad.v) };
-    for isa in tiles() {
-        let alone = [bits(&one, &good, isa), bits(&one, &bad, isa.wide())];
-        assert!(bits(&two, &both, isa) == alone.concat(), "{isa}");
-    }
+    each_head_for_itself_in::<bf16>(tiles());
 }
 
 #[test]
