@@ -58,7 +58,9 @@ fn timed<const SUMS: usize>(b: &mut Bench, source: Source, count: usize, unit: U
         k.wgmma_fence();
         match source {
             Source::Registers => k.wgmma_rs([Type::F16; 2], &sums, a, (matrix, Major::K), true),
-            Source::Shared => k.wgmma_ss([Type::F16; 2], &sums, (matrix, Major::K), (matrix, Major::K), true),
+            Source::Shared => {
+                k.wgmma_ss([Type::F16; 2], &sums, (matrix, Major::K), (matrix, Major::K), true, false)
+            }
         }
         k.wgmma_commit();
         (0..count).for_each(|i| unit(k, x[i % CHAINS], one));
@@ -75,7 +77,7 @@ fn waited(b: &mut Bench) {
     b.k.fence_proxy_async();
     b.repeat(|k, _| {
         k.wgmma_fence();
-        k.wgmma_ss([Type::F16; 2], &sums, (matrix, Major::K), (matrix, Major::K), true);
+        k.wgmma_ss([Type::F16; 2], &sums, (matrix, Major::K), (matrix, Major::K), true, false);
         k.wgmma_commit();
         k.wgmma_wait(0);
     });

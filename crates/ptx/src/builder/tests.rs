@@ -160,9 +160,9 @@ fn hopper() -> Builder {
     let (a, b): (R64, R64) = (k.mov(0), k.mov(0));
     let sums: [F32; 4] = k.regs();
     k.wgmma_fence();
-    k.wgmma_ss([Type::F16; 2], &sums, (a, Major::K), (b, Major::Mn), false);
+    k.wgmma_ss([Type::F16; 2], &sums, (a, Major::K), (b, Major::Mn), false, false);
     k.wgmma_rs([Type::Bf16; 2], &sums, [warp; 4], (b, Major::K), first);
-    k.wgmma_ss_negated([Type::E4m3, Type::E5m2], &sums, (a, Major::K), (b, Major::K), true);
+    k.wgmma_ss([Type::E4m3, Type::E5m2], &sums, (a, Major::K), (b, Major::K), true, true);
     k.wgmma_commit();
     k.wgmma_wait(0);
     k.named_barrier_arrive(warp, 64);

@@ -21,8 +21,9 @@ impl Major {
 
 impl Builder {
     /// `sums = a · b`, or `sums += a · b` if `accumulate` is true, with m64nNkK, where K is 32 bytes of the
-    /// input types. A and B are in shared memory, addressed by descriptors; 8-bit operands are K-major. N is
-    /// twice the number of sums. No instruction may access the sums until the group has been waited for.
+    /// input types. A and B are in shared memory, addressed by descriptors; 8-bit operands are K-major. If
+    /// `negated` is true, the product is `−a · b`. N is twice the number of sums. No instruction may access
+    /// the sums until the group has been waited for.
     pub fn wgmma_ss(
         &mut self,
         types: [Type; 2],
@@ -30,24 +31,11 @@ impl Builder {
         (a, a_major): (R64, Major),
         (b, b_major): (R64, Major),
         accumulate: impl Into<Src<Pred>>,
+        negated: bool,
     ) {
         let (a, b) = (Operand::Reg(a.reg()), Operand::Reg(b.reg()));
         let majors = [a_major.operand(), b_major.operand()];
-        self.wgmma(types, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], 1, majors);
-    }
-
-    /// Like [`Builder::wgmma_ss`] with `−a`.
-    pub fn wgmma_ss_negated(
-        &mut self,
-        types: [Type; 2],
-        sums: &[F32],
-        (a, a_major): (R64, Major),
-        (b, b_major): (R64, Major),
-        accumulate: impl Into<Src<Pred>>,
-    ) {
-        let (a, b) = (Operand::Reg(a.reg()), Operand::Reg(b.reg()));
-        let majors = [a_major.operand(), b_major.operand()];
-        self.wgmma(types, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], -1, majors);
+        self.wgmma(types, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], negated, majors);
     }
 
     /// `sums = a · b`, or `sums += a · b` if `accumulate` is true, with m64nNkK, where K is 32 bytes of the
@@ -63,7 +51,7 @@ impl Builder {
         accumulate: impl Into<Src<Pred>>,
     ) {
         let sources = [vector(&a), Operand::Reg(b.reg()), accumulate.into().into()];
-        self.wgmma(types, WgmmaSource::Registers, sums, sources, 1, [b_major.operand()]);
+        self.wgmma(types, WgmmaSource::Registers, sums, sources, false, [b_major.operand()]);
     }
 
     fn wgmma<const MAJORS: usize>(
@@ -72,11 +60,11 @@ impl Builder {
         source: WgmmaSource,
         sums: &[F32],
         sources: [Operand; 3],
-        scale_a: i32,
+        negated: bool,
         majors: [Operand; MAJORS],
     ) {
         let wgmma = Wgmma { b, ..Wgmma::new(2 * sums.len() as u16, Type::F32, a, source) };
-        let scales = [scale_a, 1].map(|scale| Src::<R32>::from(scale).into());
+        let scales = [if negated { -1 } else { 1 }, 1].map(|scale| Src::<R32>::from(scale).into());
         let majors = majors.into_iter().filter(|_| wgmma.has_transpose());
         let operands = std::iter::once(vector(sums)).chain(sources).chain(scales).chain(majors);
         self.op(Op::Wgmma(wgmma), operands);

@@ -242,11 +242,8 @@ impl Products {
         for step in 0..a.steps() {
             let (a, b) = (a.step(k, step), b.step(k, step));
             let add = step > 0 || accumulate == Accumulate::Add;
-            if self.negates && accumulate == Accumulate::Set {
-                k.wgmma_ss_negated(self.types, &registers, a, b, add);
-            } else {
-                k.wgmma_ss(self.types, &registers, a, b, add);
-            }
+            let negated = self.negates && accumulate == Accumulate::Set;
+            k.wgmma_ss(self.types, &registers, a, b, add, negated);
         }
     }
 
