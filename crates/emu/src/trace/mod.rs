@@ -7,13 +7,14 @@ mod access;
 mod reuse;
 
 pub use access::{CacheFootprint, atomic_passes, fragment_accesses, shared_passes};
-use ptx::{BarKind, FunctionKind, Module, Statement};
+use ptx::BarKind;
 use reuse::ReuseStack;
 
 /// One instruction issued by one warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Index of the instruction: see [`instruction_bases`].
+    /// Index of the instruction in its function ([`Statement::Inst`](ptx::Statement::Inst)), plus the number of
+    /// instructions of all functions before it in the module.
     pub pc: u32,
     /// The lanes that execute the instruction, after its guard. 0 when the guard was false in all lanes; the
     /// instruction was issued nevertheless.
@@ -117,31 +118,6 @@ impl CtaTrace {
     pub fn issues(&self) -> u64 {
         self.warps.iter().map(|w| w.len() as u64).sum::<u64>() + self.dropped
     }
-}
-
-/// The first event index of each function of a module, in the module's order (0 for declarations, which have
-/// no code). The `pc` of an event is this base plus the number of [`Statement::Inst`] before the instruction
-/// in its body.
-pub fn instruction_bases(module: &Module) -> Vec<u32> {
-    let mut next = 0;
-    let count = |s: &&Statement| matches!(s, Statement::Inst(_));
-    module
-        .functions()
-        .map(|f| {
-            let base = next;
-            next += f.body.as_ref().map_or(0, |b| b.statements.iter().filter(count).count() as u32);
-            base
-        })
-        .collect()
-}
-
-/// The `pc` of the first instruction of the entry with this name.
-pub fn entry_base(module: &Module, entry: &str) -> Option<u32> {
-    let bases = instruction_bases(module);
-    let position = module
-        .functions()
-        .position(|f| f.kind == FunctionKind::Entry && f.body.is_some() && &*f.name == entry)?;
-    Some(bases[position])
 }
 
 /// The CTAs of a grid to record: at most `count`, evenly spaced, including the first and the last one. A

@@ -49,11 +49,6 @@ impl Builder {
         self.op(Op::Mbarrier(mbarrier), operands.into_iter().chain(bytes.map(Operand::from)));
     }
 
-    /// Whether the phase with this parity has completed. Waits for a limited time.
-    pub fn mbarrier_try_wait_parity(&mut self, bar: Shared, parity: impl Into<Src<R32>>) -> Pred {
-        self.try_wait(Mbarrier::new(MbarrierOp::TryWaitParity), bar, parity.into())
-    }
-
     /// Waits until the phase with this parity has completed.
     pub fn mbarrier_wait_parity(&mut self, bar: Shared, parity: impl Into<Src<R32>>) {
         self.wait_parity(Mbarrier::new(MbarrierOp::TryWaitParity), bar, parity.into());
