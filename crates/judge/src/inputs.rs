@@ -4,6 +4,7 @@ use problem::{Band, DType, E5m2, KeyPlaces, Operand, Pass, Problem, ProblemError
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use crate::normal::draw_normals;
 use crate::operands::{draw_others, spoil_factors, spoil_pages};
 use crate::values::{Inputs, Values};
 
@@ -175,12 +176,18 @@ fn fill(
     let mut data = vec![padding; elements];
     let [_, heads, _, dim] = problem.extents(tensor);
     let strides = problem.strides(tensor);
-    let common: Vec<f32> = (0..dim).map(|_| normal(rng)).collect();
+    let mut common = vec![0.0; dim];
+    draw_normals(rng, &mut common);
+    // These styles draw more than a normal number for each element.
+    let at_once = if matches!(style, Style::Positive | Style::Saturated) { 1 } else { dim.max(1) };
     for (span, head, row) in rows_of(sequences, tensor, heads) {
         let (batch, at) = places.place(span.batch, span.start + row);
         let start = (origin as i64 + strides.offset(batch, head, at)) as usize;
-        for (d, x) in data[start..start + dim].iter_mut().enumerate() {
-            *x = element(problem, tensor, style, row, d, &common, rng);
+        for (i, part) in data[start..start + dim].chunks_mut(at_once).enumerate() {
+            draw_normals(rng, part);
+            for (d, x) in (i * at_once..).zip(part) {
+                *x = element(problem, tensor, style, (row, d), (*x, &common), rng);
+            }
         }
     }
     data
@@ -236,16 +243,15 @@ const fn side(sequence: &Sequence, tensor: Tensor) -> Span {
     if tensor.is_of_keys() { sequence.kv } else { sequence.q }
 }
 
+/// An element of a tensor, from a normal number and the row that all keys have nearly in common.
 fn element(
     problem: &Problem,
     tensor: Tensor,
     style: Style,
-    row: usize,
-    d: usize,
-    common: &[f32],
+    (row, d): (usize, usize),
+    (noise, common): (f32, &[f32]),
     rng: &mut SmallRng,
 ) -> f32 {
-    let noise = normal(rng);
     match (style, tensor) {
         (
             Style::Normal | Style::PoisonedPadding | Style::Outlier | Style::BadFactors | Style::BadPages,
@@ -342,12 +348,6 @@ fn tiny(dtype: DType) -> f32 {
         DType::E4m3 => 2f32.powi(-4),
         DType::E5m2 => 2f32.powi(-8),
     }
-}
-
-/// A standard normal number by the Box–Muller transform.
-fn normal(rng: &mut SmallRng) -> f32 {
-    let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
-    (radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32
 }
 
 /// Adds the inputs of the backward pass that follow from others: O and the LSE by the oracle. `inputs` has

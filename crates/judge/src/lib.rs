@@ -9,6 +9,7 @@
 mod figures;
 pub mod gradients;
 pub mod inputs;
+mod normal;
 pub mod operands;
 pub mod outputs;
 pub mod values;

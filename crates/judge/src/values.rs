@@ -75,7 +75,10 @@ impl Values {
     /// `values` rounded to `dtype`.
     pub fn round(dtype: DType, values: &[f32]) -> Values {
         fn to<T: Element>(values: &[f32]) -> Vec<T> {
-            values.par_iter().with_min_len(SHARE).map(|&x| T::from_f32(x)).collect()
+            let mut narrow = vec![T::from_f32(0.0); values.len()];
+            let shares = narrow.par_chunks_mut(SHARE).zip(values.par_chunks(SHARE));
+            shares.for_each(|(to, from)| T::narrow_scaled(from, 1.0, to));
+            narrow
         }
         match dtype {
             DType::F16 => Values::F16(to(values)),
@@ -99,12 +102,13 @@ impl Values {
 
     /// Decodes little-endian `bytes`. Trailing bytes that do not fill an element are ignored.
     pub fn from_bytes(dtype: DType, bytes: &[u8]) -> Values {
-        let halves = bytes.par_chunks_exact(2).with_min_len(SHARE).map(|b| u16::from_le_bytes([b[0], b[1]]));
-        let words = bytes.par_chunks_exact(4).with_min_len(SHARE);
+        fn of<T, const N: usize>(bytes: &[u8], from: fn([u8; N]) -> T) -> Vec<T> {
+            bytes.as_chunks().0.iter().map(|&bytes| from(bytes)).collect()
+        }
         match dtype {
-            DType::F16 => Values::F16(halves.map(f16::from_bits).collect()),
-            DType::Bf16 => Values::Bf16(halves.map(bf16::from_bits).collect()),
-            DType::F32 => Values::F32(words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+            DType::F16 => Values::F16(of(bytes, f16::from_le_bytes)),
+            DType::Bf16 => Values::Bf16(of(bytes, bf16::from_le_bytes)),
+            DType::F32 => Values::F32(of(bytes, f32::from_le_bytes)),
             DType::E4m3 => Values::E4m3(bytemuck::cast_slice(bytes).to_vec()),
             DType::E5m2 => Values::E5m2(bytemuck::cast_slice(bytes).to_vec()),
         }
