@@ -12,8 +12,10 @@ use crate::contract::{
     check_agents, check_contract, check_registers, check_shadow, check_shared, shadow_bytes,
 };
 use crate::counters::{Counter, Counters};
-use crate::decode::{Inst, Program, WORKSPACE, decode};
-use crate::exec::{Cluster, Context, Doubts, Follow, GlobalOrder, Outcome, Progress, registers_at_entry};
+use crate::decode::{Inst, Program, WORKSPACE, decoded};
+use crate::exec::{
+    Cluster, Context, Doubts, Follow, GlobalOrder, Outcome, Parameters, Progress, registers_at_entry,
+};
 use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
 use crate::order::{Actors, Kinds};
@@ -96,7 +98,7 @@ impl<'a> Budget<'a> {
 /// # Errors
 /// When the kernel does not fit its contract.
 pub fn communicates(kernel: &Kernel, options: &Options) -> Result<bool, EmuError> {
-    Ok(decode(kernel, kernel.buffers.len(), options, false)?.communicates)
+    Ok(decoded(kernel, options, false)?.communicates)
 }
 
 /// The result of one run.
@@ -117,10 +119,9 @@ pub(crate) fn run_once(
     quiet: &[bool],
 ) -> Result<Once, EmuError> {
     let entry = check_contract(kernel, buffers)?;
-    let mut program = decode(kernel, kernel.buffers.len(), options, follow.follows_loads())?;
+    let program = decoded(kernel, options, follow.follows_loads())?;
     // Only the order of the whole grid identifies the lanes of other CTAs.
-    program.communicates |= !follow.is_nothing();
-    (program.params, program.maps) = parameters(kernel, entry);
+    let communicates = program.communicates || !follow.is_nothing();
     let sm = options.sm.unwrap_or(kernel.module.target.sm);
     check_shared(program.layout.shared_bytes, sm)?;
     let rules = TensorRules::of_sm(sm).unwrap_or(TensorRules::Ampere);
@@ -130,13 +131,14 @@ pub(crate) fn run_once(
     let global = map_buffers(kernel, buffers, &fresh, &program, &variables, quiet);
     let mut context = Context {
         program: &program,
+        parameters: parameters(kernel, entry),
         launch: &kernel.launch,
         global: &global,
         options,
         follow,
         rules,
         registers: registers_at_entry(&entry.bounds, &program),
-        apart: !program.communicates,
+        apart: !communicates,
         actors: Actors::new(
             kernel.launch.cluster.count() as usize,
             (kernel.launch.block.count() as usize).div_ceil(32),
@@ -157,7 +159,7 @@ pub(crate) fn run_once(
     if options.fidelity == Fidelity::Sketch {
         context.stands_for = (kernel.launch.grid.count() / context.ranks() / clusters.count().max(1)).max(1);
     }
-    if program.communicates {
+    if communicates {
         run_together(&context, &clusters, &mut total)?;
     } else {
         run_apart(&context, &clusters, &mut total)?;
@@ -170,8 +172,12 @@ pub(crate) fn run_once(
     drop(global);
     keep_written(kernel, buffers, fresh);
     let doubts = std::mem::take(&mut total.doubts);
-    let mut report =
-        Report { changed: changed(&program, &variables), stored, ..total.report(&program, kernel) };
+    let mut report = Report {
+        changed: changed(&program, &variables),
+        stored,
+        communicates,
+        ..total.report(&program, kernel)
+    };
     report.survey.neighbours = neighbours;
     Ok(Once { report, doubts, broken })
 }
@@ -290,7 +296,7 @@ impl Total {
             counters: self.counters,
             traces: self.traces,
             printed: self.printed,
-            communicates: program.communicates,
+            communicates: false,
             steps: self.steps,
             changed: Vec::new(),
             stored: Vec::new(),
@@ -348,15 +354,14 @@ fn changed(program: &Program, variables: &[Vec<AtomicU32>]) -> Vec<String> {
         .collect()
 }
 
-/// The bytes of all parameters, and the byte ranges of the tensor maps among them.
-fn parameters(kernel: &Kernel, entry: &Function) -> (Vec<u8>, Vec<std::ops::Range<usize>>) {
+fn parameters(kernel: &Kernel, entry: &Function) -> Parameters {
     let (mut bytes, mut maps) = (Vec::new(), Vec::new());
     for (param, arg) in entry.params.iter().zip(&kernel.args) {
         bytes.resize(bytes.len().next_multiple_of(param.align.max(1) as usize), 0);
         maps_within(arg, bytes.len(), &mut maps);
         bytes.extend(argument_bytes(arg));
     }
-    (bytes, maps)
+    Parameters { bytes, maps }
 }
 
 /// Adds the byte ranges of the tensor maps in an argument that begins at byte `at`.

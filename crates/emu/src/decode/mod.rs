@@ -8,6 +8,7 @@ mod defined;
 mod effects;
 mod flow;
 mod jumps;
+mod kept;
 mod layout;
 mod matrix;
 mod moves;
@@ -27,6 +28,7 @@ use ptx::{
 };
 
 pub(crate) use defined::{Join, Touches, UndefinedRule, Watch};
+pub(crate) use kept::decoded;
 pub(crate) use layout::{Layout, SharedVariable, VariableRegion};
 pub(crate) use matrix::wgmma_bits;
 pub(crate) use operands::{scope_strength, strength};
@@ -246,13 +248,9 @@ pub(crate) struct Program {
     /// Frame pointer into local memory.
     pub frame_pointer: Slot,
     pub layout: Layout,
-    /// Bytes of parameters of the entry.
-    pub params: Vec<u8>,
     /// Address of the grid workspace, which `%envreg1` and `%envreg2` name; 0 in a launch that is not
     /// cooperative.
     pub workspace: u64,
-    /// The byte ranges of the tensor maps in `params`.
-    pub maps: Vec<std::ops::Range<usize>>,
     /// Width in bytes of the narrowest access to shared memory and to global memory.
     pub granules: [u32; 2],
     /// Registers that may be undefined when they are read, in the order of [`Slot::key`].
@@ -273,13 +271,8 @@ pub(crate) struct Program {
 /// Decodes the kernel's entry and the functions that it calls.
 ///
 /// With `follow_loads`, registers that a load writes are watched like registers that may be undefined.
-pub(crate) fn decode(
-    kernel: &Kernel,
-    buffers: usize,
-    options: &Options,
-    follow_loads: bool,
-) -> Result<Program, EmuError> {
-    let module = &kernel.module;
+fn decode(kernel: &Kernel, options: &Options, follow_loads: bool) -> Result<Program, EmuError> {
+    let (module, buffers) = (&kernel.module, kernel.buffers.len());
     let functions: Vec<&Function> = module.functions().collect();
     let entry = functions
         .iter()
@@ -354,9 +347,7 @@ pub(crate) fn decode(
         shared_addresses: shared_addresses.into_iter().map(|((_, address), slot)| (slot, address)).collect(),
         frame_pointer,
         layout,
-        params: Vec::new(),
         workspace: 0,
-        maps: Vec::new(),
         granules,
         suspects: Vec::new(),
         watches: Vec::new(),

@@ -251,14 +251,18 @@ impl<'a> Env<'a> {
             }
             space => {
                 let offset = self.flat_offset(warp, site, lane, address)?;
-                let program = self.facts.context.program;
-                let is_map = || program.maps.iter().any(|map| map.contains(&offset));
+                let context = self.facts.context;
+                let program = context.program;
+                let is_map = || context.parameters.maps.iter().any(|map| map.contains(&offset));
                 if space == Space::Param && is_map() && !program.changes_maps() {
                     self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, None, || {
                         "reads the bytes of a tensor map, whose contents are not defined".into()
                     });
                 }
-                let memory = if space == Space::Const { &program.layout.constants } else { &program.params };
+                let memory = match space {
+                    Space::Const => &program.layout.constants,
+                    _ => &context.parameters.bytes,
+                };
                 Some(load_bytes(memory, offset, size))
             }
         }
@@ -487,11 +491,11 @@ impl<'a> Env<'a> {
 
     /// Checks an access and returns its offset from the start of local, constant or parameter memory.
     fn flat_offset(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<usize> {
-        let program = self.facts.context.program;
+        let context = self.facts.context;
         let extent = match site.space {
             Space::Local => (LOCAL_BASE, warp.local.bytes()),
-            Space::Const => (CONST_BASE, program.layout.constants.len()),
-            _ => (0, program.params.len()),
+            Space::Const => (CONST_BASE, context.program.layout.constants.len()),
+            _ => (0, context.parameters.bytes.len()),
         };
         self.checked_offset(warp, site, lane, address, extent)
     }

@@ -171,7 +171,7 @@ impl<'a> Env<'a> {
         let address = based(&warp.registers, inst.source.0, inst.source.1)[lane];
         let image = match resolve(address) {
             (Space::Param, at) => {
-                context.program.params.get(at as usize..).and_then(|bytes| bytes.first_chunk().copied())
+                context.parameters.bytes.get(at as usize..).and_then(|bytes| bytes.first_chunk().copied())
             }
             (Space::Global, at) => context.global.image(at),
             _ => None,

@@ -57,7 +57,7 @@ use units::{
 use warp::{State, Warp};
 
 pub(crate) use map_image::map_image;
-pub(crate) use units::{Context, Doubts, Follow, GlobalOrder, REGISTERS, registers_at_entry};
+pub(crate) use units::{Context, Doubts, Follow, GlobalOrder, Parameters, REGISTERS, registers_at_entry};
 
 /// The results of running a cluster.
 pub(crate) struct Outcome {

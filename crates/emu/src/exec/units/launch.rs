@@ -15,6 +15,7 @@ use crate::report::{Options, Place, ThreadId};
 /// The properties that all CTAs of a launch share.
 pub(crate) struct Context<'a> {
     pub program: &'a Program,
+    pub parameters: Parameters,
     pub launch: &'a Launch,
     pub global: &'a GlobalMemory<'a>,
     pub options: &'a Options,
@@ -29,6 +30,13 @@ pub(crate) struct Context<'a> {
     /// The number of clusters that each executed cluster stands for. It is more than 1 in a sketch that
     /// leaves some clusters out.
     pub stands_for: u64,
+}
+
+/// The parameters of the entry.
+pub(crate) struct Parameters {
+    pub bytes: Vec<u8>,
+    /// The byte ranges of the tensor maps.
+    pub maps: Vec<Range<usize>>,
 }
 
 /// The values that a run follows in order to tell whether anything depends on them.

@@ -24,7 +24,7 @@ pub(crate) use bulk::{BulkFlights, BulkQueue, Departure, Flight, Payload};
 pub(crate) use copies::{CopyFlight, CopyQueue};
 pub(crate) use doubts::Doubts;
 pub(crate) use fences::Fences;
-pub(crate) use launch::{Context, Facts, Follow};
+pub(crate) use launch::{Context, Facts, Follow, Parameters};
 pub(crate) use log::Log;
 pub(crate) use mbarriers::{Arrival, CheckedWait, Clocks, LIMIT, Mbarriers, inside, reaches_peers};
 pub(crate) use order::{GlobalOrder, MemoryOrder, Observation, Publication, StrongAccess};

@@ -1,0 +1,73 @@
+//! The programs that a thread decoded last. A check runs a kernel many times, and a program's kernels in turn.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use ptx::{Kernel, Verified};
+
+use super::{Program, decode};
+use crate::EmuError;
+use crate::report::{Options, Placement};
+
+/// The most programs that a thread keeps.
+const MOST: usize = 4;
+
+/// All on which a decoded program depends. A module cannot change, and the key keeps it alive, so that its
+/// address tells it from others.
+struct Key {
+    module: Verified,
+    entry: String,
+    buffers: usize,
+    dynamic_shared: u32,
+    placement: Placement,
+    cooperative: bool,
+    follow_loads: bool,
+}
+
+impl Key {
+    fn is_of(&self, kernel: &Kernel, options: &Options, follow_loads: bool) -> bool {
+        std::ptr::eq(&*self.module, &*kernel.module)
+            && self.entry == kernel.entry
+            && self.buffers == kernel.buffers.len()
+            && self.dynamic_shared == kernel.launch.dynamic_shared
+            && self.placement == options.placement
+            && self.cooperative == options.cooperative
+            && self.follow_loads == follow_loads
+    }
+}
+
+thread_local! {
+    /// The last ones, the latest at the end.
+    static LAST: RefCell<VecDeque<(Key, Rc<Program>)>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// The kernel's program, as [`decode`] makes it.
+pub(crate) fn decoded(
+    kernel: &Kernel,
+    options: &Options,
+    follow_loads: bool,
+) -> Result<Rc<Program>, EmuError> {
+    let is_wanted = |(key, _): &&(Key, Rc<Program>)| key.is_of(kernel, options, follow_loads);
+    if let Some(known) = LAST.with_borrow(|last| last.iter().find(is_wanted).map(|(_, known)| known.clone()))
+    {
+        return Ok(known);
+    }
+    let program = Rc::new(decode(kernel, options, follow_loads)?);
+    let key = Key {
+        module: kernel.module.clone(),
+        entry: kernel.entry.clone(),
+        buffers: kernel.buffers.len(),
+        dynamic_shared: kernel.launch.dynamic_shared,
+        placement: options.placement,
+        cooperative: options.cooperative,
+        follow_loads,
+    };
+    LAST.with_borrow_mut(|last| {
+        if last.len() == MOST {
+            last.pop_front();
+        }
+        last.push_back((key, program.clone()));
+    });
+    Ok(program)
+}
