@@ -311,9 +311,10 @@ impl Env<'_> {
         // A wait on an address without an mbarrier was reported, and succeeds at once.
         let mut done = mask & !good;
         let mut found: Option<(u64, u64)> = None;
+        let by_parity = m.op.by_parity();
         for_lanes(good, |lane| {
             let token = warp.registers.lane(inst.s[0], lane);
-            if m.op.by_parity() && token > 1 {
+            if by_parity && token > 1 {
                 self.report_parity(Cause { inst, warp: warp.index, lane }, places[lane], token);
             }
             // Most waits are on one object.
@@ -321,9 +322,9 @@ impl Env<'_> {
             let phase = || Some((places[lane], self.mbarriers.phase(places[lane])?));
             found = known.or_else(phase);
             let Some((_, phase)) = found else { return };
-            let complete = if m.op.by_parity() { phase & 1 != token & 1 } else { phase != token >> 32 };
+            let complete = if by_parity { phase & 1 != token & 1 } else { phase != token >> 32 };
             done |= u32::from(complete) << lane;
-            if !m.op.by_parity() && phase.wrapping_sub(token >> 32) > 1 {
+            if !by_parity && phase.wrapping_sub(token >> 32) > 1 {
                 self.report_stale(Cause { inst, warp: warp.index, lane }, places[lane], phase, token >> 32);
             }
         });
@@ -331,7 +332,7 @@ impl Env<'_> {
         if let Some(recorder) = &mut self.log.recorder {
             let lane = mask.trailing_zeros() as usize;
             let token = warp.registers.lane(inst.s[0], lane);
-            let parity = (if m.op.by_parity() { token } else { token >> 32 }) & 1 == 1;
+            let parity = (if by_parity { token } else { token >> 32 }) & 1 == 1;
             let at = MbarrierPlace::new(inside(places[lane]));
             recorder.note(Detail::Wait { at, parity, done: done == mask });
         }

@@ -160,30 +160,61 @@ impl Env<'_> {
             lanes: warp.live,
             ..plain(warp, &site, 0)
         };
-        if transposed {
-            for k in 0..16usize {
-                let address = descriptor.chunk(block, k as u64);
-                let chunk = self.operand_chunk(warp, inst, address, start, &access)?;
-                let (register, shift) = (&mut registers[k / 8], 16 * (k % 2));
-                for i in 0..8 {
-                    let element = chunk[i / 2] >> (16 * (i % 2)) & 0xffff;
-                    register[4 * i + k % 8 / 2] |= element << shift;
+        // The chunks of 16 bytes: for each k, or two for each row.
+        let chunks = self.operand_chunks(warp, inst, start, &access, |i| match transposed {
+            true => descriptor.chunk(block, i),
+            false => descriptor.chunk(8 * block + i / 2, i % 2),
+        })?;
+        for (i, chunk) in chunks.iter().enumerate() {
+            if transposed {
+                let (register, shift) = (&mut registers[i / 8], 16 * (i % 2));
+                for j in 0..8 {
+                    let element = chunk[j / 2] >> (16 * (j % 2)) & 0xffff;
+                    register[4 * j + i % 8 / 2] |= element << shift;
                 }
-            }
-        } else {
-            for row in 0..8usize {
-                for (minor, register) in registers.iter_mut().enumerate() {
-                    let address = descriptor.chunk(8 * block + row as u64, minor as u64);
-                    let chunk = self.operand_chunk(warp, inst, address, start, &access)?;
-                    register[4 * row..4 * row + 4].copy_from_slice(&chunk[..4]);
-                }
+            } else {
+                let row = i / 2;
+                registers[i % 2][4 * row..4 * row + 4].copy_from_slice(&chunk[..4]);
             }
         }
         Some(registers)
     }
 
-    /// 16 bytes of an operand, read by the asynchronous proxy. The shared memory of the warp's CTA begins at
-    /// `start` in that of the cluster.
+    /// The chunks of 16 bytes at 16 addresses, read by the asynchronous proxy. The shared memory of the warp's
+    /// CTA begins at `start` in that of the cluster.
+    #[inline(always)]
+    fn operand_chunks(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        start: usize,
+        access: &Access,
+        address: impl Fn(u64) -> u64,
+    ) -> Option<[Chunk; 16]> {
+        let extent = u64::from(self.facts.context.program.layout.shared_extent);
+        let (mut offsets, mut plain) = ([0; 32], true);
+        for (i, offset) in offsets.iter_mut().enumerate().take(16) {
+            // For an address below the start of shared memory, the offset is close to 2^64.
+            let at = address(i as u64).wrapping_sub(SHARED_BASE);
+            *offset = at.wrapping_add(start as u64) as u32;
+            plain &= at.saturating_add(16) <= extent && offset.is_multiple_of(16);
+        }
+        let left = match (plain, self.facts.context.options.checks.races) {
+            (true, true) => self.shared.shadow.read_blocks(&offsets, 0xffff, access),
+            (true, false) => 0,
+            (false, _) => 0xffff,
+        };
+        let mut chunks = [Chunk::default(); 16];
+        for (i, chunk) in chunks.iter_mut().enumerate() {
+            *chunk = match left >> i & 1 {
+                0 => load_bytes(&self.shared.bytes, offsets[i] as usize, 16),
+                _ => self.operand_chunk(warp, inst, address(i as u64), start, access)?,
+            };
+        }
+        Some(chunks)
+    }
+
+    /// Like [`Env::operand_chunks`], for one chunk.
     fn operand_chunk(
         &mut self,
         warp: &Warp,
