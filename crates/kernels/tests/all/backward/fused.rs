@@ -10,8 +10,7 @@ use ptx::{GridDependency, Item, Kernel, Op, Statement};
 
 use super::reference::{Inputs, even};
 use super::split::{
-    MutantRun, SCHEDULES, assert_factors_matter, assert_products_matter, is_caught, mutant_run, places,
-    uneven_problems,
+    MutantRun, SCHEDULES, assert_factors_matter, assert_products_matter, is_caught, places, uneven_problems,
 };
 use crate::common::cases;
 use crate::common::each::each;
@@ -237,7 +236,7 @@ fn runs(dim: usize, products: Order) -> Vec<MutantRun> {
             let problem = problem.with_pass(Pass::BACKWARD);
             let base = default_plan(&problem);
             let plan = FusedPlan { query_stages, gradient_stages, key_stages, products, ..base };
-            mutant_run(problem, plan.into(), Arch { multiprocessors: 1, ..ARCH })
+            MutantRun::new(problem, plan.into(), Arch { multiprocessors: 1, ..ARCH })
         })
         .collect()
 }
@@ -292,10 +291,12 @@ fn every_synchronisation_is_needed() {
     ] {
         let runs = runs(dim, products);
         assert!(!is_caught(&runs, |_| None));
-        let sites = sites(&runs[0].3[1]).into_iter().filter(|(name, ..)| in_share(name)).collect::<Vec<_>>();
+        let sites =
+            sites(&runs[0].kernels[1]).into_iter().filter(|(name, ..)| in_share(name)).collect::<Vec<_>>();
         let spared = each(&sites, |(name, ..)| {
             let mutate = |kernel: &Kernel| {
-                let all = if kernel.entry == runs[0].3[1].entry { self::sites(kernel) } else { Vec::new() };
+                let all =
+                    if kernel.entry == runs[0].kernels[1].entry { self::sites(kernel) } else { Vec::new() };
                 let (_, item, at, count) = all.into_iter().find(|(other, ..)| other == name)?;
                 Some((0..count).fold(kernel.clone(), |kernel, _| without(&kernel, item, at)))
             };
@@ -312,7 +313,7 @@ fn wrong_factors_and_products_are_noticed() {
     for (dim, products) in [(64, Order::InTurn), (128, Order::ScoresAhead), (192, Order::ScoresAhead)] {
         let runs = &runs(dim, products)[..1];
         assert_factors_matter(runs);
-        let products = places(&runs[0].3[1], |op| matches!(op, Op::Wgmma(_)));
+        let products = places(&runs[0].kernels[1], |op| matches!(op, Op::Wgmma(_)));
         assert!(products.len() >= 32, "{} products", products.len());
         assert_products_matter(runs, &products, 5);
     }

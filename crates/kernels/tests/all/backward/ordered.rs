@@ -8,8 +8,8 @@ use problem::{Band, Corner, DType, Layout, OperandMap, Pass, Problem};
 use ptx::{Instruction, Item, Kernel, MemSem, Op, Statement};
 
 use super::fused::{HEADS, check_lengths};
-use super::reference::{Inputs, even};
-use super::split::{MutantRun, SCHEDULES, mutant_run, uneven_problems};
+use super::reference::even;
+use super::split::{MutantRun, SCHEDULES, uneven_problems};
 use crate::common::cases;
 use crate::common::each::each;
 use crate::forward::without;
@@ -91,15 +91,14 @@ fn runs(dim: usize) -> Vec<MutantRun> {
             let problem = problem.with_heads_kv(1, Layout::Bshd).with_seq_kv(seq_kv, Layout::Bshd);
             let problem = problem.with_pass(Pass::DETERMINISTIC);
             let plan = FusedPlan::default_for(&problem, &ARCH);
-            mutant_run(problem, plan.into(), ARCH)
+            MutantRun::new(problem, plan.into(), ARCH)
         })
         .into()
 }
 
 /// Whether the gradients of the kernels have equal bits in runs whose CTAs advance in many orders, without a
 /// hazard.
-fn repeats(inputs: &Inputs, plan: &Plan, kernels: &[Kernel]) -> Result<(), String> {
-    let program = emit(inputs.problem(), plan, &ARCH).unwrap();
+fn repeats(MutantRun { inputs, buffers, .. }: &MutantRun, kernels: &[Kernel]) -> Result<(), String> {
     let ctas = kernels[1].launch.grid.count();
     let mut first: Option<OperandMap<Vec<u32>>> = None;
     for (number, &schedule) in (0..).zip(SCHEDULES.iter().cycle().take(6)) {
@@ -111,9 +110,8 @@ fn repeats(inputs: &Inputs, plan: &Plan, kernels: &[Kernel]) -> Result<(), Strin
         };
         let options = Options { seed: number, schedule, first: starts, resident, ..Options::default() };
         let mut machine = Emulator::new(options);
-        let gradients = inputs
-            .run_kernels(&mut machine, &program.contracts.buffers, kernels)
-            .map_err(|error| error.to_string())?;
+        let gradients =
+            inputs.run_kernels(&mut machine, buffers, kernels).map_err(|error| error.to_string())?;
         if let Some(fault) = inputs.fault(&gradients) {
             return Err(fault);
         }
@@ -129,9 +127,9 @@ fn repeats(inputs: &Inputs, plan: &Plan, kernels: &[Kernel]) -> Result<(), Strin
 #[test]
 fn every_run_has_the_same_bits() {
     for dim in [64, 128, 256] {
-        for (inputs, plan, _, kernels) in runs(dim) {
-            let repeated = repeats(&inputs, &plan, &kernels);
-            repeated.unwrap_or_else(|error| panic!("D{dim} {:?}: {error}", inputs.problem()));
+        for run in runs(dim) {
+            let repeated = repeats(&run, &run.kernels);
+            repeated.unwrap_or_else(|error| panic!("D{dim} {:?}: {error}", run.inputs.problem()));
         }
     }
 }
@@ -140,12 +138,11 @@ fn every_run_has_the_same_bits() {
 #[test]
 fn the_last_cta_waits_for_those_before() {
     for dim in [64, 128, 256] {
-        let (inputs, plan, arch, kernels) = runs(dim).remove(1);
-        let program = emit(inputs.problem(), &plan, &arch).unwrap();
+        let MutantRun { inputs, buffers, kernels } = runs(dim).remove(1);
         let last = kernels[1].launch.grid.count() - 1;
         let checks = Checks { unwritten: false, ..Options::default().checks };
         let mut machine = Emulator::new(Options { first: Some(last), checks, ..alone(1) });
-        let error = inputs.run_kernels(&mut machine, &program.contracts.buffers, &kernels).unwrap_err();
+        let error = inputs.run_kernels(&mut machine, &buffers, &kernels).unwrap_err();
         assert!(error.to_string().contains("deadlock"), "D{dim}: {error}");
     }
 }
@@ -184,15 +181,15 @@ fn sites(kernel: &Kernel) -> Vec<(String, usize, usize, usize)> {
 fn every_wait_is_needed() {
     for dim in [64, 128, 256] {
         let runs = runs(dim);
-        let sites = sites(&runs[0].3[1]);
+        let sites = sites(&runs[0].kernels[1]);
         assert_eq!(sites.len(), 5, "{sites:?}");
         let spared = each(&sites, |&(ref name, item, at, count)| {
-            let caught = runs.iter().any(|(inputs, plan, _, kernels)| {
-                let mut mutants = kernels.clone();
+            let caught = runs.iter().any(|run| {
+                let mut mutants = run.kernels.clone();
                 for _ in 0..count {
                     mutants[1] = without(&mutants[1], item, at);
                 }
-                repeats(inputs, plan, &mutants).is_err()
+                repeats(run, &mutants).is_err()
             });
             (!caught).then(|| name.clone())
         });

@@ -5,7 +5,7 @@ use emu::{Emulator, Options, Schedule};
 use filetest::is_due;
 use flashcore_kernels::backward::split::SplitPlan;
 use flashcore_kernels::forward::mma::{CtaOrder, QueryHome};
-use flashcore_kernels::{Arch, Plan, emit};
+use flashcore_kernels::{Arch, Plan, ProgramBuffer, emit};
 use problem::program::library as lib;
 use problem::{
     Band, Corner, DType, ElementType, Expr, Gradients, Layout, LengthArray, OperandMap, Pass, Problem,
@@ -225,23 +225,29 @@ fn every_schedule_gives_the_same_clean_bits() {
     }
 }
 
-/// A problem, a plan for an architecture, and its kernels.
-pub type MutantRun = (Inputs, Plan, Arch, Vec<Kernel>);
+/// Inputs, and the buffers and the kernels of a program for their problem.
+pub struct MutantRun {
+    pub inputs: Inputs,
+    pub buffers: Vec<ProgramBuffer>,
+    pub kernels: Vec<Kernel>,
+}
 
-pub fn mutant_run(problem: Problem, plan: Plan, arch: Arch) -> MutantRun {
-    let kernels = emit(&problem, &plan, &arch).unwrap().kernels();
-    (Inputs::draw(&problem, even(), 1), plan, arch, kernels)
+impl MutantRun {
+    pub fn new(problem: Problem, plan: Plan, arch: Arch) -> MutantRun {
+        let program = emit(&problem, &plan, &arch).unwrap();
+        let inputs = Inputs::draw(&problem, even(), 1);
+        MutantRun { inputs, kernels: program.kernels(), buffers: program.contracts.buffers }
+    }
 }
 
 /// Whether the emulator refuses the kernels or their gradients are wrong, for one of the problems.
 pub fn is_caught(runs: &[MutantRun], mutate: impl Fn(&Kernel) -> Option<Kernel>) -> bool {
-    runs.iter().any(|(inputs, plan, arch, kernels)| {
-        let program = emit(inputs.problem(), plan, arch).unwrap();
+    runs.iter().any(|MutantRun { inputs, buffers, kernels }| {
         let mutants: Vec<Kernel> =
             kernels.iter().map(|kernel| mutate(kernel).unwrap_or_else(|| kernel.clone())).collect();
         SCHEDULES.into_iter().zip(0..).any(|(schedule, seed)| {
             let mut machine = Emulator::new(Options { seed, schedule, ..Options::default() });
-            match inputs.run_kernels(&mut machine, &program.contracts.buffers, &mutants) {
+            match inputs.run_kernels(&mut machine, buffers, &mutants) {
                 Ok(gradients) => inputs.fault(&gradients).is_some(),
                 Err(_) => true,
             }
@@ -264,7 +270,7 @@ fn runs(dim: usize, change: Change) -> Vec<MutantRun> {
     let run = |problem: Problem| {
         let mut plan = small_plan(&problem, &Arch::SM_80);
         change(&mut plan);
-        mutant_run(problem, plan.into(), Arch::SM_80)
+        MutantRun::new(problem, plan.into(), Arch::SM_80)
     };
     problems.map(run).into()
 }
@@ -279,7 +285,7 @@ fn every_synchronisation_is_needed() {
     ];
     for (dim, change) in changes {
         let runs = runs(dim, change);
-        for (item, at, op) in synchronisations(&runs[0].3[0]) {
+        for (item, at, op) in synchronisations(&runs[0].kernels[0]) {
             assert!(is_caught(&runs, |kernel| Some(without(kernel, item, at))), "D{dim}: {at}, {op:?}");
         }
     }
@@ -292,14 +298,14 @@ fn wrong_factors_and_products_are_noticed() {
     let runs = &runs(64, |_| {})[..1];
     assert!(!is_caught(runs, |_| None));
     assert_factors_matter(runs);
-    let products = places(&runs[0].3[0], |op| matches!(op, Op::Mma(_)));
+    let products = places(&runs[0].kernels[0], |op| matches!(op, Op::Mma(_)));
     assert!(products.len() > 50, "{} products", products.len());
     assert_products_matter(runs, &products, 13);
 }
 
 /// Gradients are wrong if any factor is.
 pub fn assert_factors_matter(runs: &[MutantRun]) {
-    for (step, kernel) in runs[0].3.iter().enumerate() {
+    for (step, kernel) in runs[0].kernels.iter().enumerate() {
         let own = |other: &Kernel| other.entry == kernel.entry;
         let factors = kernel.args.iter().enumerate().filter(|(_, arg)| matches!(arg, Arg::F32(_)));
         for (at, _) in factors {
@@ -322,7 +328,7 @@ pub fn assert_products_matter(runs: &[MutantRun], products: &[(usize, usize)], s
     for (_, &(item, at)) in taken {
         assert!(is_caught(runs, |kernel| Some(without(kernel, item, at))), "without product {at}");
         let other = |kernel: &Kernel| with_other_operand(kernel, products, (item, at));
-        if other(&runs[0].3[0]).is_some() {
+        if other(&runs[0].kernels[0]).is_some() {
             assert!(is_caught(runs, other), "operand A of product {at}");
         }
     }

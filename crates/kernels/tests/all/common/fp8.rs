@@ -32,8 +32,8 @@ pub fn problem(seq_q: usize, seq_kv: usize, dim: usize, types: &str, band: Band)
 /// Inputs of a run and its output.
 pub struct Run {
     problem: Problem,
-    /// Codes of Q, K, V and O.
-    tensors: OperandMap<Vec<u32>>,
+    /// The elements of Q, K, V and O.
+    tensors: OperandMap<Vec<f64>>,
     factors: OperandMap<Vec<f32>>,
     lse: Vec<f32>,
 }
@@ -120,6 +120,10 @@ pub fn run_with_factors(
     let code = |bytes: &[u8]| bytes.iter().rev().fold(0, |code, &byte| code << 8 | u32::from(byte));
     tensors.insert(Operand::OUT, out.chunks_exact(problem.dtypes.out.bytes()).map(code).collect());
     let lse = lse.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    let tensors = tensors.map(|operand, codes| {
+        let Operand::Tensor(tensor) = operand else { panic!("{operand} is no tensor") };
+        codes.iter().map(|&code| decode(problem.dtypes.of(tensor), code)).collect()
+    });
     Run { problem: problem.clone(), tensors, factors, lse }
 }
 
@@ -133,11 +137,10 @@ pub struct Error {
 }
 
 impl Run {
-    fn row(&self, tensor: Tensor, [b, h, s]: [usize; 3]) -> Vec<f64> {
+    fn row(&self, tensor: Tensor, [b, h, s]: [usize; 3]) -> &[f64] {
         let (_, origin) = self.problem.span(tensor).expect("the problem was checked");
         let start = (origin as i64 + self.problem.strides(tensor).offset(b, h, s)) as usize;
-        let codes = &self.tensors[tensor.into()][start..start + self.problem.extents(tensor)[3]];
-        codes.iter().map(|&code| decode(self.problem.dtypes.of(tensor), code)).collect()
+        &self.tensors[tensor.into()][start..start + self.problem.extents(tensor)[3]]
     }
 
     /// The descale factor of a row of a KV head; NaN if it is not accepted.
@@ -167,7 +170,7 @@ impl Run {
             let logit = |j: usize| {
                 let key = self.row(Tensor::K, [b, kv_head, j]);
                 let scale = of_query * self.descale(Tensor::K, [b, kv_head, j]);
-                p.score.logit(scale, q.iter().zip(&key).map(|(a, b)| a * b).sum())
+                p.score.logit(scale, q.iter().zip(key).map(|(a, b)| a * b).sum())
             };
             let keys = visible.start..visible.end;
             let logits: Vec<f64> = keys.clone().map(logit).collect();
@@ -186,7 +189,7 @@ impl Run {
                     *w = [w[0] + weight * v, w[1] + weight * v.abs(), w[2] + tiny * v.abs()];
                 }
             }
-            for (got, [value, magnitude, tiny]) in self.row(Tensor::Out, [b, h, s]).into_iter().zip(want) {
+            for (got, [value, magnitude, tiny]) in self.row(Tensor::Out, [b, h, s]).iter().zip(want) {
                 if value.is_nan() {
                     worst = if got.is_nan() { worst } else { f64::INFINITY };
                     continue;
