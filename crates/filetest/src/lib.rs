@@ -92,8 +92,8 @@ pub fn corpus_names() -> Vec<String> {
 }
 
 /// The PTX of a kernel in `corpus`. NVRTC makes `cuda_NAME_sm…` of `src/NAME.cu`. If there is no file,
-/// `NAME_sm89` is `NAME_sm80` with another target, because the compiler writes the same instructions for both,
-/// at most in another order. `None` where NVRTC is needed and not installed.
+/// `NAME_sm89` is `NAME_sm80` with another target, because the compiler writes the same instructions for
+/// both, at most in another order. `None` where NVRTC is needed and not installed.
 ///
 /// # Panics
 /// When the file cannot be read, and as for [`cuda::ptx`].

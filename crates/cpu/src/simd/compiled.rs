@@ -1,7 +1,7 @@
 //! The entry points of [`Simd`](super::Simd) that run a step in a function compiled for an instruction set.
 
-/// The entry points for the instruction set whose token is `$set` and which has the features. Wherever a token
-/// exists, the processor has them.
+/// The entry points for the instruction set whose token is `$set` and which has the features. Wherever a
+/// token exists, the processor has them.
 macro_rules! compiled_steps {
     ($set:ty, target_feature(enable = $features:literal)) => {
         fn step<const VECTORS: usize>(self, step: $crate::tile::Step<'_>) {

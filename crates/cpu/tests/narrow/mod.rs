@@ -73,8 +73,8 @@ fn bits<T: Element>(p: &Problem, inputs: &Inputs<T>, isa: Isa) -> Vec<u64> {
     run_out(p, inputs, &plan(isa)).into_iter().map(f64::to_bits).collect()
 }
 
-/// Whether the instruction sets use other numbers than f32, on which they must agree. Some output then differs
-/// from the f32 result in its bits.
+/// Whether the instruction sets use other numbers than f32, on which they must agree. Some output then
+/// differs from the f32 result in its bits.
 pub fn differ_from_f32<T: Element>(sets: impl Iterator<Item = Isa>, p: &Problem, inputs: &Inputs<T>) -> bool {
     let differs = |isa: Isa| bits(p, inputs, isa) != bits(p, inputs, isa.wide());
     let all: Vec<bool> = sets.map(differs).collect();

@@ -1,4 +1,5 @@
-//! The programs that a thread decoded last. A check runs a kernel many times, and a program's kernels in turn.
+//! The programs that a thread decoded last. A check runs a kernel many times, and a program's kernels in
+//! turn.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -180,8 +180,8 @@ impl Env<'_> {
         Some(registers)
     }
 
-    /// The chunks of 16 bytes at 16 addresses, read by the asynchronous proxy. The shared memory of the warp's
-    /// CTA begins at `start` in that of the cluster.
+    /// The chunks of 16 bytes at 16 addresses, read by the asynchronous proxy. The shared memory of the
+    /// warp's CTA begins at `start` in that of the cluster.
     #[inline(always)]
     fn operand_chunks(
         &mut self,

@@ -13,8 +13,8 @@ use reuse::ReuseStack;
 /// One instruction issued by one warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Index of the instruction in its function ([`Statement::Inst`](ptx::Statement::Inst)), plus the number of
-    /// instructions of all functions before it in the module.
+    /// Index of the instruction in its function ([`Statement::Inst`](ptx::Statement::Inst)), plus the number
+    /// of instructions of all functions before it in the module.
     pub pc: u32,
     /// The lanes that execute the instruction, after its guard. 0 when the guard was false in all lanes; the
     /// instruction was issued nevertheless.
