@@ -72,3 +72,41 @@ pub(crate) fn decoded(
     });
     Ok(program)
 }
+
+#[cfg(test)]
+mod tests {
+    use ptx::{Dim3, Launch};
+
+    use super::*;
+
+    fn kernel() -> Kernel {
+        let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\n    ret;\n}\n";
+        Kernel {
+            module: ptx::parse(text).unwrap().verify().unwrap(),
+            entry: "k".to_owned(),
+            launch: Launch::new(Dim3(1, 1, 1), Dim3(32, 1, 1)),
+            tensor_maps: Vec::new(),
+            args: Vec::new(),
+            buffers: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_decoded_once_and_others_are_not_mixed_up() {
+        let (own, options) = (kernel(), Options::default());
+        let of = |kernel: &Kernel, options: &Options| decoded(kernel, options, false).unwrap();
+        let first = of(&own, &options);
+        assert!(Rc::ptr_eq(&first, &of(&own.clone(), &options)));
+        let mut larger = own.clone();
+        larger.launch.dynamic_shared = 64;
+        let declared = Options { placement: Placement::Declared, ..options.clone() };
+        let cooperative = Options { cooperative: true, ..options.clone() };
+        // An equal module of another origin is another module.
+        let others = [(&kernel(), &options), (&larger, &options), (&own, &declared), (&own, &cooperative)];
+        for (kernel, options) in others {
+            assert!(!Rc::ptr_eq(&first, &of(kernel, options)));
+        }
+        // The oldest has made room.
+        assert!(!Rc::ptr_eq(&first, &of(&own, &options)));
+    }
+}
