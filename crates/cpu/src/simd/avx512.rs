@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use problem::{E4m3, E5m2};
 
-use super::{Simd, avx512vbmi, codes, exp2_polynomial};
+use super::{Simd, codes, exp2_polynomial, lookup};
 use crate::backward;
 use crate::dims::{self, InPlace};
 use crate::peak;
@@ -194,10 +194,10 @@ impl<const BYTES: bool> Simd for Avx512<BYTES> {
         // Each type is `repr(transparent)` over its bits.
         match T::elements(from) {
             Elements::E4m3(codes) if BYTES => unsafe {
-                avx512vbmi::widen(&*codes.as_ptr().cast(), &avx512vbmi::E4M3)
+                lookup::widen(&*codes.as_ptr().cast(), &lookup::E4M3)
             },
             Elements::E5m2(codes) if BYTES => unsafe {
-                avx512vbmi::widen(&*codes.as_ptr().cast(), &avx512vbmi::E5M2)
+                lookup::widen(&*codes.as_ptr().cast(), &lookup::E5M2)
             },
             _ => {
                 let mut wide = [self.splat(0.0); 4];
