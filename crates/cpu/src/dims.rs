@@ -9,7 +9,9 @@ mod in_place;
 
 use std::ops::Range;
 
-pub(crate) use in_place::{InPlace, MOST_KEYS as MOST_KEYS_IN_PLACE, is_in_place, run_bytes};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use in_place::run_bytes;
+pub(crate) use in_place::{InPlace, MOST_KEYS as MOST_KEYS_IN_PLACE, is_in_place};
 
 use crate::programs::{self, Layout};
 use crate::simd::{Added, MAX_LANES, Part, Rows, Simd, gemm_part};

@@ -51,6 +51,7 @@ impl<'a> InPlace<'a> {
     }
 
     /// Whether elements have 8 bits.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn is_bytes(&self) -> bool {
         matches!(self.k.view, Any::E4m3(_) | Any::E5m2(_))
     }
