@@ -56,8 +56,8 @@ fn check(
 fn torture_set_is_right_and_without_hazards() {
     for (i, problem) in cases::torture().into_iter().enumerate() {
         let problem = problem.with_pass(Pass::BACKWARD);
-        // The strides of a gradient follow those of a broadcast input. Without keys, the grid of dK and dV has no
-        // CTAs.
+        // The strides of a gradient follow those of a broadcast input. Without keys, the grid of dK and dV is
+        // empty.
         if problem.check().is_err() || problem.seq_kv == 0 {
             continue;
         }
