@@ -46,8 +46,8 @@ impl WithSimd for BoxMuller<'_> {
     }
 }
 
-/// ln x of a normal number that is at most 1, with a relative error below 10⁻¹³. Without branches and calls,
-/// so that the compiler can use vectors.
+/// ln x of a normal number that is at most 1, with a relative error below 10⁻¹³. It has no branches and
+/// no calls, so that the compiler can use vectors.
 #[inline(always)]
 fn logarithm(x: f64) -> f64 {
     // x = 2^power · m with m from √½ to √2, and ln m = 2 artanh((m − 1) / (m + 1)).

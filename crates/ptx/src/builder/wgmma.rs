@@ -22,8 +22,8 @@ impl Major {
 impl Builder {
     /// `sums = a · b`, or `sums += a · b` if `accumulate` is true, with m64nNkK, where K is 32 bytes of the
     /// input types. A and B are in shared memory, addressed by descriptors; 8-bit operands are K-major. If
-    /// `negated` is true, the product is `−a · b`. N is twice the number of sums. No instruction may access
-    /// the sums until the group has been waited for.
+    /// `negated` is true, the product is `−a · b`. N is twice the number of sums. No instruction may
+    /// access the sums until the group has been waited for.
     pub fn wgmma_ss(
         &mut self,
         types: [Type; 2],
