@@ -319,6 +319,8 @@ impl SplitPlan {
             Side::Queries => (self.row_tiles(problem), problem.heads_q as u64),
             Side::Keys => (key_blocks(problem, own), problem.heads_kv as u64),
         };
+        // Without keys, the one block of a head stores nothing.
+        let blocks = blocks.max(1);
         Extents(match self.tile_order {
             CtaOrder::RowsFirst => [blocks, heads, batch],
             CtaOrder::HeadsFirst => [heads, batch, blocks],
