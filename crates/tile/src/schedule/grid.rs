@@ -13,6 +13,8 @@ pub enum TileOrder {
     /// By sections of heads whose inputs fit in L2 together. Within a section, the last row blocks of all
     /// heads come first: under a causal mask they take longest (longest-processing-time-first).
     LongestFirst,
+    /// By sections of heads. Within a section, row blocks are in ascending order, each of all heads.
+    Level,
     /// Successive indices are a constant stride apart in the order of [`TileOrder::InOrder`], modulo the
     /// number of tiles. The stride is coprime to that number. Tiles that run at the same time therefore have
     /// different lengths and different heads.
@@ -30,7 +32,7 @@ pub struct TileGrid {
     pub row_blocks: R32,
     /// Heads of a batch entry.
     pub heads: R32,
-    /// For [`TileOrder::LongestFirst`] the heads of a section, a divisor of all heads. For
+    /// For [`TileOrder::LongestFirst`] and [`TileOrder::Level`] the heads of a section, a divisor of all heads. For
     /// [`TileOrder::Strided`] the stride; stride times number of tiles fits 32 bits.
     pub section: R32,
 }
@@ -76,14 +78,20 @@ impl TileGrid {
                 let index = k.rem_u(line, self.tiles);
                 self.in_order(k, index)
             }
-            TileOrder::LongestFirst => {
+            TileOrder::LongestFirst | TileOrder::Level => {
                 let of_section = k.mul(self.section, self.row_blocks);
                 let section = k.div_u(index, of_section);
                 let index = remainder(k, index, section, of_section);
-                let from_last = k.div_u(index, self.section);
-                let head = remainder(k, index, from_last, self.section);
-                let last = k.sub(self.row_blocks, 1);
-                (k.sub(last, from_last), k.mad(section, self.section, head))
+                let level = k.div_u(index, self.section);
+                let head = remainder(k, index, level, self.section);
+                let row_block = match self.order {
+                    TileOrder::Level => level,
+                    _ => {
+                        let last = k.sub(self.row_blocks, 1);
+                        k.sub(last, level)
+                    }
+                };
+                (row_block, k.mad(section, self.section, head))
             }
         };
         let batch = k.div_u(batch_head, self.heads);

@@ -98,7 +98,7 @@ impl Main<'_> {
         let q = SharedMatrix::over_columns(k, queries.tile, queries.first);
         let d_out = SharedMatrix::over_rows(k, gradients.tile, gradients.first);
         let (s, p) = self.score_registers(k);
-        let dv = AccTile::zero(k, 16, self.sizes.columns);
+        let dv = AccTile::zero(k, 16, self.sizes.multiplied(self.baked, Tensor::V));
         let mask = Masker::new(k, &keys_tile.band, &consumer.threads, &keys_tile.keys, 16, self.sizes.rows);
         let mask = mask.of_probabilities();
         let gradient = self.score_gradient(&mask);
@@ -167,7 +167,7 @@ impl Main<'_> {
         let q = SharedMatrix::over_rows(k, queries.tile, queries.first);
         let d_out = SharedMatrix::over_columns(k, gradients.tile, gradients.first);
         let (dp, ds) = self.score_registers(k);
-        let dk = AccTile::zero(k, 16, self.sizes.columns);
+        let dk = AccTile::zero(k, 16, self.sizes.multiplied(self.baked, Tensor::K));
         let mask = Masker::new(k, &keys_tile.band, &consumer.threads, &keys_tile.keys, 16, self.sizes.rows);
         let gradient = self.score_gradient(&mask);
         let [weights, of_ds] = self.relays();
@@ -234,9 +234,6 @@ impl Main<'_> {
             issue_dk(k, &mut products);
             k.wgmma_wait(0);
         });
-        for row in 0..dk.lane_rows() {
-            dk.scale_row(k, row, self.params.scale);
-        }
         keys_tile.store(k, consumer, &dk, Tensor::Dk); //                              18
     }
 

@@ -12,6 +12,8 @@ use tile::{
 use super::adders::Outbox;
 use super::convert::PART_TILES;
 use super::emit::Main;
+use super::parts::KeyGradients;
+use super::plan::width;
 use super::tiles::{KeyTile, Visit};
 use crate::forward::contract::half;
 
@@ -73,9 +75,10 @@ impl Main<'_> {
     }
 
     fn tiles(&self, k: &mut Builder) -> WarpgroupTiles {
-        let (rows, columns) = (self.sizes.rows, self.sizes.columns);
+        let rows = self.sizes.rows;
         let [s, dp] = [0; 2].map(|_| AccTile::unset(k, 16, rows));
-        let [dk, dv] = [0; 2].map(|_| AccTile::unset(k, 16, columns));
+        let [dk, dv] = [Tensor::K, Tensor::V]
+            .map(|tensor| AccTile::unset(k, 16, self.sizes.multiplied(self.baked, tensor)));
         let [p, ds] = [0; 2].map(|_| OperandTile::unset(k, half(self.baked), 16, rows));
         // In turns, dP of the next tile is issued after dQ has been copied to shared memory.
         let dq = if self.sizes.takes_turns() { dp.clone() } else { AccTile::unset(k, 16, 8 * PART_TILES) };
@@ -183,21 +186,30 @@ impl KeyTile<'_> {
         });
     }
 
-    /// Stores dK or dV of the warp's keys.
+    /// Stores dK, which it scales, or dV of the warp's keys, or leaves the part of it that was computed.
     pub(super) fn store(&self, k: &mut Builder, consumer: &Consumer, tile: &AccTile, gradient: Tensor) {
+        let [of_dk, of_dv] = match (self.main.params.gradients, self.part) {
+            (KeyGradients::Whole(tensors), _) => tensors,
+            (KeyGradients::Parts(parts), part) => {
+                let at = (self.at, part.expect("a tile with parts has the number of its own"));
+                return parts.leave(k, at, &consumer.threads, (tile, gradient));
+            }
+        };
+        if gradient == Tensor::Dk {
+            for row in 0..tile.lane_rows() {
+                tile.scale_row(k, row, self.main.params.scale);
+            }
+        }
         let [batch, head, _] = self.at;
         let first = k.mad(consumer.threads.row_warp, WarpRows::ROWS, self.keys.first);
-        let ([of_dk, of_dv], dims) = (self.main.params.gradients, self.main.baked.dims);
-        let (to, width) = match gradient {
-            Tensor::Dk => (of_dk, dims.head_dim),
-            _ => (of_dv, dims.head_dim_v),
-        };
+        let to = if gradient == Tensor::Dk { of_dk } else { of_dv };
+        let width = width(self.main.baked.dims, gradient);
         let place = |k: &mut Builder, row: R32| {
             let row = self.sequence.map_or(row, |sequence| sequence.kv.row(k, row));
             to.row(k, self.main.baked, [batch, head, row])
         };
-        let (width, limits) = (width as u32, (first, self.keys.seq_q));
-        let width = (width < self.main.sizes.columns).then(|| k.mov(width));
+        let limits = (first, self.keys.seq_q);
+        let width = (width < 8 * tile.n_tiles()).then(|| k.mov(width));
         let (half, store) = (Some(half(self.main.baked)), RowStore::Chunks);
         store_fragments_at(k, &consumer.threads, half, tile, limits, place, store, width);
     }
@@ -217,9 +229,6 @@ impl Warpgroup<'_> {
             dk.clear(k);
             dv.clear(k);
             visits(k, &tile);
-            for row in 0..dk.lane_rows() {
-                dk.scale_row(k, row, self.main.params.scale);
-            }
             tile.store(k, self.consumer, dk, Tensor::Dk); //                       18
             tile.store(k, self.consumer, dv, Tensor::Dv);
             cursor.advance(k)

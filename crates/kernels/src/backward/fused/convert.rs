@@ -34,6 +34,9 @@ impl FusedPlan {
         let grid = grid.declare(&mut k, &mut c, baked.flat);
         let order = self.tile_order;
         let body = move |k: &mut Builder| {
+            if self.row_parts > 1 {
+                k.griddep_launch_dependents();
+            }
             k.griddep_wait();
             let own = OwnTile::new(k, (order, grid), (lengths, seq_q), TileSizes::new(baked));
             convert(k, baked, (dq, scale), tiles, own);

@@ -10,7 +10,8 @@ use tile::{
 };
 
 use super::order::AddOrder;
-use super::params::{RowTiles, Strided, launch};
+use super::params::{RowTiles, launch};
+use super::parts::KeyGradients;
 use super::plan::{FusedPlan, LOADED, ROLES, TileSizes};
 use crate::contract::Contract;
 use crate::draft::Draft;
@@ -50,7 +51,7 @@ pub(super) struct FusedParams {
     pub maps: [TensorMapPtr; 4],
     /// The batch strides of [`LOADED`] in rows, for those whose tiles are ragged.
     pub batch_rows: [Option<R32>; 4],
-    pub gradients: [Strided; 2],
+    pub gradients: KeyGradients,
     pub row_tiles: RowTiles,
     /// The order of additions to the sums of dQ, if they have one.
     pub order: Option<AddOrder>,
@@ -79,7 +80,7 @@ impl FusedParams {
         plan: &FusedPlan,
     ) -> FusedParams {
         let maps = LOADED.map(|tensor| declare_map(k, c, problem, (tensor, loaded_tile(baked, tensor))));
-        let gradients = [Tensor::Dk, Tensor::Dv].map(|tensor| Strided::declare(k, c, problem, tensor));
+        let gradients = KeyGradients::declare(k, c, (problem, plan));
         // A scale of 0 makes all scores equal.
         let factor = if problem.softmax_scale() == 0.0 { 0.0 } else { factor_or_one(problem) };
         let cap = problem.score.softcap;
@@ -93,7 +94,7 @@ impl FusedParams {
             order: tile_order,
             tiles: c.u32(k, "tiles", plan.tile_count(problem) as u32),
             row_blocks: c.u32(k, "row_blocks", row_blocks as u32),
-            heads: c.u32(k, "heads", problem.heads_kv as u32),
+            heads: c.u32(k, "heads", plan.heads(problem) as u32),
             section: c.u32(k, "section", section as u32),
         };
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]

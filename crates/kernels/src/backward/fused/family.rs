@@ -51,6 +51,10 @@ impl FamilyPlan for FusedPlan {
                 false => products.searched(["in_turn", "scores_ahead"]),
             },
             Gene::new("tile_order").searched(["rows_first", "heads_first"]),
+            match problem.lengths.is_even() {
+                true => Gene::new("row_parts").searched([1, 2, 3, 4]).wider([6, 8, 16]),
+                false => Gene::new("row_parts").searched([1]),
+            },
         ]
     }
 
@@ -75,6 +79,9 @@ impl FamilyPlan for FusedPlan {
             self.draft(problem, baked, arch),
             self.draft_convert(problem, baked, arch),
         ];
+        if self.row_parts > 1 {
+            drafts.push(self.draft_merge(problem, baked, arch));
+        }
         if problem.pass.wants().sinks {
             drafts.push(draft_sinks(problem, arch.full_target(), self.sink_counts(problem)));
         }

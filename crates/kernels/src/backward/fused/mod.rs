@@ -9,6 +9,8 @@
 //! in turn (`turns.rs`). Head dims above 128 leave room for 64 keys, and each gradient has a consumer
 //! warpgroup (`apart.rs`); a CTA then computes one tile.
 //!
+//! A tile of keys may be computed in parts by several CTAs, which divide the query rows (`parts.rs`).
+//!
 //! Three kernels are launched. The second and the third start before their predecessor has ended, and wait
 //! for it. The first (`rows.rs`) sets the sums to zero and computes −L·log2 e and −D of each row.
 //! The second (`emit.rs`) is the main kernel. The third (`convert.rs`) scales and rounds the sums to dQ. CTAs
@@ -17,6 +19,7 @@
 
 mod adders;
 mod apart;
+mod balance;
 mod consume;
 mod convert;
 mod emit;
@@ -24,6 +27,7 @@ mod family;
 mod free;
 mod order;
 mod params;
+mod parts;
 mod plan;
 mod produce;
 mod rows;

@@ -26,15 +26,19 @@ pub struct FusedPlan {
     pub gradient_stages: u32,
     /// Tiles of K and of V in shared memory: 1, or 2 up to head dim 64, so that those of the next tile of
     /// keys are loaded while the CTA computes.
-    #[serde(default = "one_stage")]
+    #[serde(default = "one")]
     pub key_stages: u32,
     /// When the scores of the next query tile are computed: above 64 columns, always ahead.
     pub products: Order,
     /// The order in which CTAs compute tiles of keys.
     pub tile_order: CtaOrder,
+    /// CTAs that divide the query rows of a tile of keys: where they are several, each leaves its part of dK
+    /// and dV in f32, and a fourth kernel adds the parts.
+    #[serde(default = "one")]
+    pub row_parts: u32,
 }
 
-const fn one_stage() -> u32 {
+const fn one() -> u32 {
     1
 }
 
@@ -42,6 +46,11 @@ const fn one_stage() -> u32 {
 pub(super) const FAMILY: &str = "backward_fused";
 /// The largest head dim: dK or dV of 64 keys fills half of a thread's registers.
 const WIDEST: usize = 256;
+/// Bytes of rows of query heads that L2 keeps, and the most heads whose tiles of keys alternate.
+const CACHED_BYTES: u64 = 45 << 20;
+const MOST_HEADS: u64 = 16;
+/// The most parts of a tile of keys.
+const MOST_PARTS: u32 = 32;
 /// Keys of a CTA whose consumer warpgroups divide the keys.
 pub(super) const KEYS: u32 = 128;
 /// Threads of a CTA of the kernels before and after the main kernel.
@@ -111,10 +120,15 @@ impl TileSizes {
 
     /// The tile of rows of a tensor.
     pub fn tile(self, dims: impl Into<Dims>, tensor: Tensor) -> SwizzledTile {
-        let Dims { head_dim, head_dim_v, .. } = dims.into();
+        let dims = dims.into();
         let rows = if tensor.is_of_keys() { self.keys() } else { self.rows };
-        let width = if matches!(tensor.primal(), Tensor::Q | Tensor::K) { head_dim } else { head_dim_v };
-        SwizzledTile::new(rows, self.columns).of_width(width as u32)
+        SwizzledTile::new(rows, self.multiplied(dims, tensor)).of_width(width(dims, tensor))
+    }
+
+    /// Columns of a tensor that are multiplied: its width, unless that ends before the last panel.
+    pub fn multiplied(self, dims: impl Into<Dims>, tensor: Tensor) -> u32 {
+        let before = self.columns - SwizzledTile::PANEL;
+        width(dims.into(), tensor).max(before + 8)
     }
 
     /// dSᵀ of a tile.
@@ -172,9 +186,14 @@ impl TileSizes {
     }
 }
 
+/// Elements of a row of a tensor.
+pub(super) fn width(dims: Dims, tensor: Tensor) -> u32 {
+    (if matches!(tensor.primal(), Tensor::Q | Tensor::K) { dims.head_dim } else { dims.head_dim_v }) as u32
+}
+
 impl FusedPlan {
     /// A plan for the problem, unchecked.
-    pub fn default_for(problem: &Problem, _: &Arch) -> FusedPlan {
+    pub fn default_for(problem: &Problem, arch: &Arch) -> FusedPlan {
         let sizes = TileSizes::new(problem);
         let apart = sizes.gradients_apart();
         // In a fixed order of additions, parts of dQ need shared memory at any head dim.
@@ -194,7 +213,9 @@ impl FusedPlan {
                 Some(_) if !apart => CtaOrder::HeadsFirst,
                 _ => CtaOrder::RowsFirst,
             },
+            row_parts: 1,
         }
+        .balanced(problem, arch)
     }
 
     /// Whether the plan fits the problem and the architecture.
@@ -226,6 +247,13 @@ impl FusedPlan {
         }
         let tiles = self.tile_count(problem);
         accept("tiles of keys · heads · batch", tiles, tiles < 1 << 31, "fewer than 2^31")?;
+        let parts = self.row_parts;
+        accept("row_parts", parts.into(), (1..=MOST_PARTS).contains(&parts), "1 to 32")?;
+        if parts > 1 {
+            let even = problem.lengths.is_even();
+            accept("row_parts", parts.into(), even, "1 if the batch entries' lengths may differ")?;
+            self.merge_grid(problem).check("CTAs (pieces of dK and dV · heads · batch)")?;
+        }
         self.row_grid(problem).check("CTAs (tiles of rows · heads · batch)")
     }
 
@@ -263,10 +291,15 @@ impl FusedPlan {
         key_blocks(problem, TileSizes::new(problem).keys())
     }
 
-    /// The tiles of keys of all heads.
+    /// The tiles of keys of all heads, each as often as it has parts.
     pub(super) fn tile_count(&self, problem: &Problem) -> u64 {
         let [tiles, batch] = self.key_tiles(problem);
-        tiles.saturating_mul(batch).saturating_mul(problem.heads_kv as u64)
+        tiles.saturating_mul(batch).saturating_mul(self.heads(problem))
+    }
+
+    /// The KV heads of a batch entry, each as often as its tiles have parts.
+    pub(super) const fn heads(&self, problem: &Problem) -> u64 {
+        (problem.heads_kv as u64).saturating_mul(self.row_parts as u64)
     }
 
     /// The order of the tiles of keys, and the heads of a section.
@@ -274,9 +307,24 @@ impl FusedPlan {
         let [_, batch] = self.key_tiles(problem);
         match self.tile_order {
             _ if problem.pass.deterministic() => (TileOrder::LongestFirst, self.section(problem, batch)),
-            CtaOrder::RowsFirst => (TileOrder::InOrder, 1),
-            CtaOrder::HeadsFirst => (TileOrder::LongestFirst, batch * problem.heads_kv as u64),
+            CtaOrder::RowsFirst if self.row_parts == 1 => (TileOrder::InOrder, 1),
+            CtaOrder::RowsFirst => (TileOrder::Level, self.row_parts.into()),
+            CtaOrder::HeadsFirst => {
+                (TileOrder::Level, self.level_section(problem, batch) * u64::from(self.row_parts))
+            }
         }
+    }
+
+    /// The number of heads, over all batch entries, whose tiles of keys alternate if heads come first: with
+    /// even lengths, no more than have rows of Q, dO and dQ in L2 together, or as CTAs share them.
+    pub(super) fn level_section(&self, problem: &Problem, batch: u64) -> u64 {
+        let heads = (batch * problem.heads_kv as u64).max(1);
+        if !problem.lengths.is_even() {
+            return heads;
+        }
+        let bytes = 8 * u64::from(TileSizes::new(problem).columns) * problem.seq_q.max(1) as u64;
+        let most = (CACHED_BYTES / bytes).clamp(1, MOST_HEADS);
+        (1..=most).rev().find(|&section| heads.is_multiple_of(section)).unwrap_or(1)
     }
 
     /// The extents of the main kernel's grid: a CTA for each tile of keys, or as many as run at once.
@@ -306,7 +354,8 @@ impl FusedPlan {
                 (wanted..heads).find(|&section| heads.is_multiple_of(section)).unwrap_or(heads)
             }
         };
-        section.max(1)
+        // The parts of a head alternate, too.
+        section.max(1) * u64::from(self.row_parts)
     }
 
     fn extents(&self, [tiles, batch]: [u64; 2], heads: usize) -> Extents {
@@ -324,7 +373,7 @@ impl FusedPlan {
 
     /// Whether a kernel of the plan needs a flat grid.
     pub(super) fn needs_flat_grid(&self, problem: &Problem) -> bool {
-        self.row_grid(problem).need_flat()
+        self.row_grid(problem).need_flat() || self.row_parts > 1 && self.merge_grid(problem).need_flat()
     }
 }
 

@@ -13,6 +13,8 @@ pub(super) struct KeyTile<'m> {
     pub main: &'m Main<'m>,
     /// Batch entry, KV head and tile of keys.
     pub at: [R32; 3],
+    /// The part of the tile's query rows, if there are several.
+    pub part: Option<R32>,
     /// The rows of the batch entry; `None` if it has all rows of the tensors.
     pub sequence: Option<Sequence>,
     /// The number of the batch entry's first tile of query rows, if queries are packed.
@@ -36,7 +38,16 @@ pub(super) struct Visit {
 impl<'m> KeyTile<'m> {
     pub fn new(k: &mut Builder, main: &'m Main<'m>, tile: &WorkTile) -> KeyTile<'m> {
         let (params, sizes) = (&main.params, main.sizes);
-        let at = [tile.batch, tile.head, tile.row_block];
+        let parts = main.plan.row_parts;
+        let (head, part) = match parts {
+            1 => (tile.head, None),
+            _ => {
+                let head = divide(k, tile.head, parts);
+                let before = k.mul(head, parts);
+                (head, Some(k.sub(tile.head, before)))
+            }
+        };
+        let at = [tile.batch, head, tile.row_block];
         let sequence = tile.spans.map(|spans| {
             let [kv, q] =
                 [spans.rows, spans.reduced].map(|[start, len]| SequenceRows { start: Some(start), len });
@@ -57,7 +68,11 @@ impl<'m> KeyTile<'m> {
         let band = params.band.transposed(k);
         // Rows beyond the queries have probabilities of 0, so no mask needs to hide them.
         let bound = Bound::new(k, &band, &keys, sizes.rows, true);
-        KeyTile { main, at, sequence, first_tile, keys, band, bound }
+        let bound = match part {
+            None => bound,
+            Some(part) => bound.split(k, part, parts),
+        };
+        KeyTile { main, at, part, sequence, first_tile, keys, band, bound }
     }
 
     /// The first visit.

@@ -99,7 +99,7 @@ impl FamilyPlan for WgmmaPlan {
                 .curing(&[(Symptom::Issue, To("halved")), (Symptom::Tensor, To("halved"))]),
             Gene::new("handout").searched(["static", "folded", "dynamic", "grid"]),
             Gene::new("tail").searched(tails.iter().copied()).curing(&[(Symptom::SmallGrid, To("shared"))]),
-            Gene::new("tile_order").searched(["in_order", "longest_first", "strided"]),
+            Gene::new("tile_order").searched(["in_order", "longest_first", "strided"]).wider(["level"]),
             Gene::new("section_mib").searched([16, 32, 48, 64, 96, 128]),
             tanh_gene(problem),
             visits_gene(problem),

@@ -82,6 +82,7 @@ fn torture_set_is_right_and_without_hazards() {
             key_stages: if dim <= 64 { [1, 2][i / 7 % 2] } else { 1 },
             products: ORDERS[i / 3 % 2],
             tile_order: [CtaOrder::RowsFirst, CtaOrder::HeadsFirst][i / 5 % 2],
+            row_parts: if problem.lengths.is_even() { [1, 2, 3, 5][i / 3 % 4] } else { 1 },
         };
         if problem.check().is_err() || Plan::from(plan.clone()).check(&problem, &ARCH).is_err() {
             continue; // strides of gradients that a broadcast input has, no keys, or other head dims
@@ -204,8 +205,11 @@ fn defaults_assemble_without_spills() {
             let p = p.with_layout(Layout::Bshd);
             for (key_stages, gradient_stages) in if dim == 64 { &[(1, 3), (2, 2)][..] } else { &[(1, 2)] } {
                 let (key_stages, gradient_stages) = (*key_stages, *gradient_stages);
-                let plan = FusedPlan { products, key_stages, gradient_stages, ..default_plan(&p) };
-                kernels.push((dim, emit(&p, &plan.into(), &ARCH).unwrap().kernel(1)));
+                for row_parts in [1, 3] {
+                    let stages = FusedPlan { key_stages, gradient_stages, ..default_plan(&p) };
+                    let plan = FusedPlan { products, row_parts, ..stages };
+                    kernels.push((dim, emit(&p, &plan.into(), &ARCH).unwrap().kernel(1)));
+                }
             }
         }
     }

@@ -74,6 +74,7 @@ pub fn plain_fused() -> FusedPlan {
         key_stages: 1,
         products: Order::InTurn,
         tile_order: CtaOrder::RowsFirst,
+        row_parts: 1,
     }
 }
 
@@ -87,4 +88,5 @@ pub const FUSED: &[Line<FusedPlan>] = &[
     (atomic, alone, |p| p.key_stages = 2),
     (atomic, alone, |p| p.products = Order::ScoresAhead),
     (full, alone, |p| p.tile_order = CtaOrder::HeadsFirst),
+    (atomic, alone, |p| p.row_parts = 3),
 ];

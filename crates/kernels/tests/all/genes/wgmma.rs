@@ -96,6 +96,7 @@ pub const TABLE: &[Line<WgmmaPlan>] = &[
     (causal, alone, |p| p.handout = Handout::Grid),
     (full, alone, |p| p.tail = Tail::Shared),
     (causal, alone, |p| p.tile_order = TileOrder::LongestFirst),
+    (causal, alone, |p| p.tile_order = TileOrder::Level),
     (causal, alone, |p| p.tile_order = TileOrder::Strided),
     (many_heads, longest_first, |p| p.section_mib = 1),
     (capped, alone, |p| p.tanh = attend::Tanh::Approx),

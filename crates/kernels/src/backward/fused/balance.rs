@@ -1,0 +1,116 @@
+//! How the work of a pass is divided among the multiprocessors: the order of tiles of keys, and the parts of a
+//! tile. Both are chosen by the time at which the last CTA would end.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use problem::Problem;
+
+use super::plan::{FusedPlan, TileSizes};
+use crate::Arch;
+use crate::forward::mma::CtaOrder;
+
+/// What a tile of keys costs beside its visits, in quarters of a visit: loading K and V, and storing dK and
+/// dV. Parts store f32.
+const TILE_COST: u64 = 6;
+const PART_COST: u64 = 8;
+const VISIT_COST: u64 = 4;
+/// What the fourth kernel costs, in quarters of a visit: its launch, and its bytes.
+const MERGE_COST: u64 = 6;
+const MERGED_BYTES: u64 = 3 << 19;
+/// Parts are not considered beyond as many for each multiprocessor, or else any order is good enough.
+const MOST_PARTS: u64 = 6;
+const MOST_TILES: u64 = 16;
+/// Visits take longer, by one in 14, where the rows of several heads share L2.
+const SHARED_CACHE: u64 = 14;
+/// The least gain for which tiles are divided, or taken in another order: one in 40.
+const LEAST_GAIN: u64 = 40;
+const PARTS: [u32; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+
+impl FusedPlan {
+    /// The plan with the order of tiles and the number of parts that balance the work best.
+    pub(super) fn balanced(self, problem: &Problem, arch: &Arch) -> FusedPlan {
+        let tiles = self.tile_count(problem);
+        let processors = u64::from(arch.multiprocessors);
+        let ordered = problem.pass.deterministic();
+        let most = match (ordered, problem.band.is_full()) {
+            (false, _) => MOST_TILES,
+            // CTAs that wait for each other's additions gain only where multiprocessors are idle.
+            (true, true) => 2,
+            (true, false) => 1,
+        };
+        if !problem.lengths.is_even() || tiles == 0 || tiles > most * processors {
+            return self;
+        }
+        let visits = self.visits_of_tiles(problem);
+        let rows = visits.iter().copied().max().unwrap_or(0);
+        // With gradients apart, the rows of two heads exceed L2.
+        let alternate = !TileSizes::new(problem).gradients_apart() && !ordered && !problem.band.is_full();
+        let orders: &[CtaOrder] =
+            if alternate { &[CtaOrder::RowsFirst, CtaOrder::HeadsFirst] } else { &[self.tile_order] };
+        let undivided = self.end(problem, processors, &visits);
+        let best = PARTS
+            .into_iter()
+            .filter(|&parts| {
+                parts == 1 || u64::from(parts) <= rows && tiles * u64::from(parts) <= MOST_PARTS * processors
+            })
+            .flat_map(|row_parts| orders.iter().map(move |&tile_order| (row_parts, tile_order)))
+            .map(|(row_parts, tile_order)| FusedPlan { row_parts, tile_order, ..self.clone() })
+            .map(|plan| (plan.end(problem, processors, &visits), plan))
+            .min_by_key(|&(end, _)| end);
+        match best {
+            Some((end, plan)) if end < undivided - undivided / LEAST_GAIN => plan,
+            _ => self,
+        }
+    }
+
+    /// The tiles of rows of a query head that each tile of keys of a head sees.
+    fn visits_of_tiles(&self, problem: &Problem) -> Vec<u64> {
+        let sizes = TileSizes::new(problem);
+        let (rows, keys) = (i64::from(sizes.rows), i64::from(sizes.keys()));
+        let (seq_q, band) = (problem.seq_q as i64, problem.band);
+        let shift = band.shift(problem.seq_q, problem.seq_kv);
+        let [tiles, _] = self.key_tiles(problem);
+        let visits = |tile: i64| {
+            let level = tile * keys - shift;
+            let first = band.after.map_or(0, |after| (level - i64::from(after)).clamp(0, seq_q));
+            let end = band.before.map_or(seq_q, |before| (level + keys + i64::from(before)).clamp(0, seq_q));
+            if first < end { ((end + rows - 1) / rows - first / rows) as u64 } else { 0 }
+        };
+        (0..tiles as i64).map(visits).collect()
+    }
+
+    /// When the last CTA ends, in quarters of a visit, if `processors` of them take parts of tiles in turn.
+    fn end(&self, problem: &Problem, processors: u64, visits: &[u64]) -> u64 {
+        let [_, batch] = self.key_tiles(problem);
+        let (heads, parts) = (batch * problem.heads_kv as u64, u64::from(self.row_parts));
+        let section = match self.tile_order {
+            CtaOrder::RowsFirst => 1,
+            CtaOrder::HeadsFirst => self.level_section(problem, batch),
+        };
+        let (of_tile, merge) = match parts {
+            1 => (TILE_COST, 0),
+            _ => {
+                let bytes = u64::from(TileSizes::new(problem).part_bytes(problem));
+                (PART_COST, MERGE_COST + self.tile_count(problem) * bytes / MERGED_BYTES)
+            }
+        };
+        let cost = |visits: u64, part: u64| {
+            let share = visits.div_ceil(parts);
+            let rows = share.min(visits.saturating_sub(part * share));
+            rows * problem.group_size() as u64 * VISIT_COST + of_tile
+        };
+        let mut ends = BinaryHeap::from(vec![Reverse(0); processors as usize]);
+        for _ in 0..heads / section {
+            for &visits in visits {
+                for part in (0..section).flat_map(|_| 0..parts) {
+                    if let Some(mut end) = ends.peek_mut() {
+                        end.0 += cost(visits, part);
+                    }
+                }
+            }
+        }
+        let last = ends.into_iter().map(|Reverse(end)| end).max().unwrap_or(0);
+        last + merge + if section > 1 { last / SHARED_CACHE } else { 0 }
+    }
+}
