@@ -394,13 +394,18 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
-        q, k, v, out, lse, sink, *rest = ctx.saved_tensors
-        heads, terms, features = ctx.call
-        if features is None and d_out is not None and not torch.is_grad_enabled():
+        kept = ctx.saved_tensors  # once: hooks may give them once only
+        if _calls.eager is not None:
             deterministic = torch.are_deterministic_algorithms_enabled()
-            saved = Saved(q, k, v, out, lse)
-            found = compute(d_out, d_lse, saved, heads, terms, None, _NONE, deterministic)
-            return (*found, None, None)
+            found = _calls.eager.recorded(ctx.call, kept, d_out, d_lse, deterministic)
+            if found is not None:
+                return found
+        return _Recorded._gradients(ctx, kept, d_out, d_lse)
+
+    @staticmethod
+    def _gradients(ctx: Any, kept: tuple[Tensor, ...], d_out: Tensor | None, d_lse: Tensor | None) -> Any:
+        q, k, v, out, lse, sink, *rest = kept
+        heads, terms, features = ctx.call
         needs = ctx.needs_input_grad
         tables = rest[: len(needs) - 5]
         wants = Wants(sink is not None and needs[3], sum(1 << i for i, wanted in enumerate(needs[5:]) if wanted))
@@ -427,6 +432,9 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
         d_tables = [others.pop(0).to(x.dtype) if wanted else None for x, wanted in zip(tables, needs[5:])]
         return (dq, dk, dv, d_sink, None, *d_tables)
 
+
+# PyTorch's method looks for a function of its own each time.
+_Recorded._backward_cls.apply = _Recorded.backward
 
 # `torch.autograd.Function.apply` without what it does for the transforms of `torch.func`, under which Rust
 # makes no calls.

@@ -149,7 +149,36 @@ impl Eager {
     ) -> Made<'py> {
         let (Some(saved), Some(into)) = (items(saved), items(into)) else { return Ok(None) };
         let given = Given { d_out, d_lse, saved, into, heads };
-        gradients::compute(&self.0, &given, terms, (deterministic, clear), features, others)
+        let found = gradients::compute(&self.0, &given, terms, (deterministic, clear), features, others)?;
+        Ok(found.map(|found| PyTuple::new(d_out.py(), found)).transpose()?.map(Bound::into_any))
+    }
+
+    /// The gradients of the arguments of a recorded call without features: of q, k, v, the sinks and the
+    /// call. `call` and `saved` are what autograd keeps of it.
+    fn recorded<'py>(
+        &self,
+        call: &Bound<'py, PyTuple>,
+        saved: &Bound<'py, PyTuple>,
+        d_out: &Bound<'py, PyAny>,
+        d_lse: Option<&Bound<'py, PyAny>>,
+        deterministic: bool,
+    ) -> Made<'py> {
+        let py = d_out.py();
+        let none = py.None().into_bound(py);
+        let given = || {
+            let [heads, terms, features] = items(call)?;
+            quiet(!features.is_none() || d_out.is_none() || asks(py, &self.0.functions.grad_enabled)?)?;
+            let [q, k, v, out, lse] = items(&saved.get_slice(0, 5))?;
+            let into = [&none; 3].map(Bound::clone);
+            let heads = usize::try_from(int(&heads)?).ok()?;
+            let given = Given { d_out, d_lse, saved: [q, k, v, out, lse], into, heads };
+            Some((given, terms.extract::<Terms>().ok()?))
+        };
+        let Some((given, terms)) = given() else { return Ok(None) };
+        let options = (deterministic, false);
+        let found = gradients::compute(&self.0, &given, terms, options, None, (None, Vec::new()))?;
+        let Some([dq, dk, dv]) = found else { return Ok(None) };
+        Ok(Some(PyTuple::new(py, [dq, dk, dv, none.clone(), none])?.into_any()))
     }
 }
 

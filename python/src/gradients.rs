@@ -7,7 +7,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::call::{Call, DescribedFeatures, Place, TF32, Terms, code_of, table_code};
-use crate::eager::Made;
 use crate::error::Error;
 use crate::torch::{Seen, Torch, quiet};
 
@@ -32,13 +31,13 @@ pub fn compute<'py>(
     options: (bool, bool),
     features: Option<&Bound<'py, PyTuple>>,
     others: (Option<u64>, Vec<(u8, u64)>),
-) -> Made<'py> {
+) -> Result<Option<[Bound<'py, PyAny>; 3]>, Error> {
     let py = given.d_out.py();
     let mut reading = Reading { py, torch, device: None, held: Vec::with_capacity(12) };
     let Some(ready) = reading.ready(given, terms, options, features, others) else { return Ok(None) };
     let (call, place, gradients) = ready;
     match call.run(py, place) {
-        Ok(()) => Ok(Some(PyTuple::new(py, gradients)?.into_any())),
+        Ok(()) => Ok(Some(gradients)),
         Err(error @ Error::Python(_)) => Err(error),
         Err(_) => Ok(None),
     }

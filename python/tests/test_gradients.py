@@ -121,10 +121,28 @@ def test_gradients_are_those_of_attention(device, dtype, case, shape):
             assert all(torch.equal(x, y) for x, y in zip(found, gradients(ours, tensors, d_out, d_lse)))
 
 
+class _Watched:
+    """Eager calls, whose recorded calls state whether they are deterministic."""
+
+    def __init__(self, eager, asked):
+        self.eager, self.asked = eager, asked
+
+    def __getattr__(self, name):
+        return getattr(self.eager, name)
+
+    def recorded(self, *given):
+        found = self.eager.recorded(*given)
+        if found is not None:
+            self.asked.append(given[-1])
+        return found
+
+
 def test_gradients_are_deterministic_where_that_is_asked_for(monkeypatch):
     asked, compute = [], _autograd.compute
     # `compute` is called with all its arguments by the operator.
     monkeypatch.setattr(_autograd, "compute", lambda *given: (asked.append(given[7]), compute(*given))[1])
+    if _autograd._calls.eager is not None:
+        monkeypatch.setattr(_autograd._calls, "eager", _Watched(_autograd._calls.eager, asked))
     q = torch.randn(1, 6, 2, 8, requires_grad=True)
     packed, starts = torch.randn(6, 2, 8, requires_grad=True), torch.tensor([0, 2, 6], dtype=torch.int32)
     for options in ({}, {"deterministic": True}):
