@@ -1,6 +1,6 @@
 //! The tiles of output rows and the order of their indices.
 
-use ptx::{Builder, R32};
+use ptx::{Builder, CmpOp, R32};
 
 use crate::TilePart;
 
@@ -13,7 +13,8 @@ pub enum TileOrder {
     /// By sections of heads whose inputs fit in L2 together. Within a section, the last row blocks of all
     /// heads come first: under a causal mask they take longest (longest-processing-time-first).
     LongestFirst,
-    /// By sections of heads. Within a section, row blocks are in ascending order, each of all heads.
+    /// By sections of heads, the last of which has a length of its own. Within a section, row blocks are in
+    /// ascending order, each of all heads.
     Level,
     /// Successive indices are a constant stride apart in the order of [`TileOrder::InOrder`], modulo the
     /// number of tiles. The stride is coprime to that number. Tiles that run at the same time therefore have
@@ -32,9 +33,12 @@ pub struct TileGrid {
     pub row_blocks: R32,
     /// Heads of a batch entry.
     pub heads: R32,
-    /// For [`TileOrder::LongestFirst`] and [`TileOrder::Level`] the heads of a section, a divisor of all heads. For
-    /// [`TileOrder::Strided`] the stride; stride times number of tiles fits 32 bits.
+    /// For [`TileOrder::LongestFirst`] the heads of a section, a divisor of all heads; for
+    /// [`TileOrder::Level`] a divisor of those before the last section. For [`TileOrder::Strided`] the
+    /// stride; stride times number of tiles fits 32 bits.
     pub section: R32,
+    /// For [`TileOrder::Level`] the heads of the last section.
+    pub last_section: Option<R32>,
 }
 
 /// A tile of output rows.
@@ -78,25 +82,38 @@ impl TileGrid {
                 let index = k.rem_u(line, self.tiles);
                 self.in_order(k, index)
             }
-            TileOrder::LongestFirst | TileOrder::Level => {
-                let of_section = k.mul(self.section, self.row_blocks);
-                let section = k.div_u(index, of_section);
-                let index = remainder(k, index, section, of_section);
-                let level = k.div_u(index, self.section);
-                let head = remainder(k, index, level, self.section);
-                let row_block = match self.order {
-                    TileOrder::Level => level,
-                    _ => {
-                        let last = k.sub(self.row_blocks, 1);
-                        k.sub(last, level)
-                    }
-                };
-                (row_block, k.mad(section, self.section, head))
+            TileOrder::LongestFirst => {
+                let (level, head) = self.in_sections(k, index, self.section);
+                let last = k.sub(self.row_blocks, 1);
+                (k.sub(last, level), head)
+            }
+            TileOrder::Level => {
+                let last = self.last_section.unwrap_or(self.section);
+                let of_last = k.mul(last, self.row_blocks);
+                let before = k.sub(self.tiles, of_last);
+                let is_last = k.setp_u(CmpOp::Ge, index, before);
+                let section = k.selp(last, self.section, is_last);
+                let before = k.selp(before, 0, is_last);
+                let index = k.sub(index, before);
+                let (level, head) = self.in_sections(k, index, section);
+                let first = k.div_u(before, self.row_blocks);
+                (level, k.add(first, head))
             }
         };
         let batch = k.div_u(batch_head, self.heads);
         let head = remainder(k, batch_head, batch, self.heads);
         WorkTile { row_block, head, batch, part: None, spans: None }
+    }
+
+    /// The place of a tile in its head, and the head counted over all batch entries, of a tile index in
+    /// sections of heads.
+    fn in_sections(&self, k: &mut Builder, index: R32, heads: R32) -> (R32, R32) {
+        let of_section = k.mul(heads, self.row_blocks);
+        let section = k.div_u(index, of_section);
+        let index = remainder(k, index, section, of_section);
+        let level = k.div_u(index, heads);
+        let head = remainder(k, index, level, heads);
+        (level, k.mad(section, heads, head))
     }
 
     /// The row block, and the head counted over all batch entries, of a tile index in head-by-head order.

@@ -44,8 +44,7 @@ impl FusedPlan {
         }
         let visits = self.visits_of_tiles(problem);
         let rows = visits.iter().copied().max().unwrap_or(0);
-        // With gradients apart, the rows of two heads exceed L2.
-        let alternate = !TileSizes::new(problem).gradients_apart() && !ordered && !problem.band.is_full();
+        let alternate = !ordered && !problem.band.is_full();
         let orders: &[CtaOrder] =
             if alternate { &[CtaOrder::RowsFirst, CtaOrder::HeadsFirst] } else { &[self.tile_order] };
         let undivided = self.end(problem, processors, &visits);
@@ -84,9 +83,9 @@ impl FusedPlan {
     fn end(&self, problem: &Problem, processors: u64, visits: &[u64]) -> u64 {
         let [_, batch] = self.key_tiles(problem);
         let (heads, parts) = (batch * problem.heads_kv as u64, u64::from(self.row_parts));
-        let section = match self.tile_order {
+        let alternating = match self.tile_order {
             CtaOrder::RowsFirst => 1,
-            CtaOrder::HeadsFirst => self.level_section(problem, batch),
+            CtaOrder::HeadsFirst => self.last_heads(problem, batch),
         };
         let (of_tile, merge) = match parts {
             1 => (TILE_COST, 0),
@@ -101,7 +100,7 @@ impl FusedPlan {
             rows * problem.group_size() as u64 * VISIT_COST + of_tile
         };
         let mut ends = BinaryHeap::from(vec![Reverse(0); processors as usize]);
-        for _ in 0..heads / section {
+        for section in (alternating..heads).map(|_| 1).chain([alternating]) {
             for &visits in visits {
                 for part in (0..section).flat_map(|_| 0..parts) {
                     if let Some(mut end) = ends.peek_mut() {
@@ -111,6 +110,7 @@ impl FusedPlan {
             }
         }
         let last = ends.into_iter().map(|Reverse(end)| end).max().unwrap_or(0);
-        last + merge + if section > 1 { last / SHARED_CACHE } else { 0 }
+        let shared = if alternating > 1 { last * alternating / heads / SHARED_CACHE } else { 0 };
+        last + shared + merge
     }
 }

@@ -5,8 +5,8 @@ use attend::{KeyBand, Lengths, SequenceTiles, Softcap};
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, F32, Global, Launch, Pointer, R32, Shared, SpecialReg, TensorMapPtr};
 use tile::{
-    COUNTER_BYTES, Handout, Handover, Locate, Pipeline, SwizzledTile, TileBroadcast, TileGrid, TileRing,
-    TileScheduler,
+    COUNTER_BYTES, Handout, Handover, Locate, Pipeline, SwizzledTile, TileBroadcast, TileGrid, TileOrder,
+    TileRing, TileScheduler,
 };
 
 use super::order::AddOrder;
@@ -88,7 +88,8 @@ impl FusedParams {
         let order = AddOrder::declare(k, c, problem, Access::ReadWrite);
         let handout = TileSizes::new(problem).handout(problem.pass.deterministic());
         let counter = (handout == Handout::Dynamic).then(|| c.counter(k, COUNTER_BYTES));
-        let (tile_order, section) = plan.order_of_tiles(problem);
+        let (tile_order, sections) = plan.order_of_tiles(problem);
+        let [section, last_section] = sections;
         let [row_blocks, _] = plan.key_tiles(problem);
         let tiles = TileGrid {
             order: tile_order,
@@ -96,6 +97,8 @@ impl FusedParams {
             row_blocks: c.u32(k, "row_blocks", row_blocks as u32),
             heads: c.u32(k, "heads", plan.heads(problem) as u32),
             section: c.u32(k, "section", section as u32),
+            last_section: (tile_order == TileOrder::Level)
+                .then(|| c.u32(k, "last_section", last_section as u32)),
         };
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
             .map(|(name, length)| c.u32(k, name, length as u32));

@@ -302,29 +302,32 @@ impl FusedPlan {
         (problem.heads_kv as u64).saturating_mul(self.row_parts as u64)
     }
 
-    /// The order of the tiles of keys, and the heads of a section.
-    pub(super) fn order_of_tiles(&self, problem: &Problem) -> (TileOrder, u64) {
+    /// The order of the tiles of keys, and the heads of a section and of the last one. The parts of a head
+    /// alternate.
+    pub(super) fn order_of_tiles(&self, problem: &Problem) -> (TileOrder, [u64; 2]) {
         let [_, batch] = self.key_tiles(problem);
+        let parts = u64::from(self.row_parts);
         match self.tile_order {
-            _ if problem.pass.deterministic() => (TileOrder::LongestFirst, self.section(problem, batch)),
-            CtaOrder::RowsFirst if self.row_parts == 1 => (TileOrder::InOrder, 1),
-            CtaOrder::RowsFirst => (TileOrder::Level, self.row_parts.into()),
-            CtaOrder::HeadsFirst => {
-                (TileOrder::Level, self.level_section(problem, batch) * u64::from(self.row_parts))
+            _ if problem.pass.deterministic() => {
+                let section = self.section(problem, batch) * parts;
+                (TileOrder::LongestFirst, [section; 2])
             }
+            CtaOrder::RowsFirst if parts == 1 => (TileOrder::InOrder, [1; 2]),
+            CtaOrder::RowsFirst => (TileOrder::Level, [parts; 2]),
+            CtaOrder::HeadsFirst => (TileOrder::Level, [parts, self.last_heads(problem, batch) * parts]),
         }
     }
 
-    /// The number of heads, over all batch entries, whose tiles of keys alternate if heads come first: with
-    /// even lengths, no more than have rows of Q, dO and dQ in L2 together, or as CTAs share them.
-    pub(super) fn level_section(&self, problem: &Problem, batch: u64) -> u64 {
+    /// The number of last heads, over all batch entries, whose tiles of keys alternate if heads come first: a
+    /// causal mask's longest tile does not come last then. With even lengths, no more than have their rows of
+    /// Q, dO and dQ in L2 together.
+    pub(super) fn last_heads(&self, problem: &Problem, batch: u64) -> u64 {
         let heads = (batch * problem.heads_kv as u64).max(1);
         if !problem.lengths.is_even() {
             return heads;
         }
         let bytes = 8 * u64::from(TileSizes::new(problem).columns) * problem.seq_q.max(1) as u64;
-        let most = (CACHED_BYTES / bytes).clamp(1, MOST_HEADS);
-        (1..=most).rev().find(|&section| heads.is_multiple_of(section)).unwrap_or(1)
+        (CACHED_BYTES / bytes).clamp(1, MOST_HEADS).min(heads)
     }
 
     /// The extents of the main kernel's grid: a CTA for each tile of keys, or as many as run at once.
@@ -354,8 +357,7 @@ impl FusedPlan {
                 (wanted..heads).find(|&section| heads.is_multiple_of(section)).unwrap_or(heads)
             }
         };
-        // The parts of a head alternate, too.
-        section.max(1) * u64::from(self.row_parts)
+        section.max(1)
     }
 
     fn extents(&self, [tiles, batch]: [u64; 2], heads: usize) -> Extents {

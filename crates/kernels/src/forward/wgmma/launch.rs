@@ -180,6 +180,7 @@ impl Params {
             row_blocks: c.u32(k, "row_blocks", plan.row_blocks(problem) as u32),
             heads: c.u32(k, "heads", plan.tile_heads(problem) as u32),
             section: c.u32(k, "section", plan.section(problem) as u32),
+            last_section: None,
         };
         let stream_k = plan.last_wave(problem, arch).map(|wave| StreamK {
             blocks: c.u32(k, "blocks", wave.blocks as u32),
