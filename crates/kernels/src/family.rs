@@ -79,6 +79,15 @@ pub(crate) trait FamilyPlan {
         16
     }
 
+    /// The plan whose code this plan's code is: genes that are launch parameters have one value.
+    #[must_use]
+    fn coded(self) -> Self
+    where
+        Self: Sized,
+    {
+        self
+    }
+
     /// The tables whose addresses must be multiples of 16 bytes, because tensor maps describe them.
     fn aligned_tables(&self, _: &Problem) -> Vec<u8> {
         Vec::new()
@@ -229,6 +238,12 @@ macro_rules! families {
                 match self {
                     $(Plan::$family(plan) => Plan::$family(plan.adapted(problem, arch, own_shape)),)*
                 }
+            }
+
+            /// The plan whose code this plan's code is.
+            #[must_use]
+            pub fn coded(self) -> Plan {
+                match self { $(Plan::$family(plan) => Plan::$family(plan.coded())),* }
             }
 
             /// The plan for tables at any address.

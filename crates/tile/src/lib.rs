@@ -24,7 +24,7 @@ pub use copy::{
     RowStream, RowsOut, TensorRows, TileCopy, WarpRows, add_rows, store_fragments, store_fragments_at,
     store_rows, store_rows_in_f32,
 };
-pub use divide::divide;
+pub use divide::{Divisor, divide};
 pub use layout::{
     AccTile, Fragment, OperandTile, OperandType, SwizzledTile, Threads, TileLayout, WARP_VECTOR_BYTES,
     column_of_byte, warp_vectors,

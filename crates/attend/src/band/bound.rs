@@ -1,7 +1,7 @@
 //! The range of KV blocks that a CTA visits, and which of them need a mask.
 
 use ptx::{Builder, CmpOp, Pred, R32, Src};
-use tile::divide;
+use tile::{Divisor, divide};
 
 use super::{KeyBand, RowRange};
 
@@ -69,6 +69,22 @@ impl Bound {
         let count = k.max_s(count, 0);
         let up = k.add(count, splits - 1);
         let share = divide(k, up, splits);
+        self.part(k, index, share)
+    }
+
+    /// Like [`Bound::split`], with the number of CTAs as a launch parameter.
+    #[must_use]
+    pub fn divided(self, k: &mut Builder, index: R32, splits: Divisor) -> Bound {
+        let count = k.sub(self.end, self.from());
+        let count = k.max_s(count, 0);
+        let up = k.add(count, splits.number);
+        let up = k.sub(up, 1);
+        let share = splits.divide(k, up);
+        self.part(k, index, share)
+    }
+
+    /// Part `index` of parts of `share` blocks.
+    fn part(self, k: &mut Builder, index: R32, share: R32) -> Bound {
         let from = match self.lower {
             Some(lower) => k.mad(index, share, lower.from),
             None => k.mul(index, share),

@@ -366,7 +366,7 @@ impl Ready {
         if let (Some(most), Some(first)) = (plan.max_registers(), expect.first_mut()) {
             first.max_registers = most;
         }
-        let key = Key { code: Code::Attention(Box::new((baked, plan.clone()))), expect };
+        let key = Key { code: Code::Attention(Box::new((baked, plan.clone().coded()))), expect };
         let callers: Vec<BufferKind> = problem.operands().map(|spec| spec.operand.into()).collect();
         let emit = || emit(problem, &plan, arch);
         let launches = Launches::new((context, kernels), &callers, contracts, key, emit)?;

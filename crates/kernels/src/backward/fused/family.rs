@@ -8,8 +8,9 @@ use super::plan::{KEYS, LOADED, TileSizes};
 use crate::backward::sums::draft_sinks;
 use crate::draft::Draft;
 use crate::family::{FamilyPlan, of_plan};
+use crate::genes::Turn::Up;
 use crate::genes::{Gene, PRODUCTS, STAGES};
-use crate::{Arch, Baked, Features};
+use crate::{Arch, Baked, Features, Symptom};
 
 impl FamilyPlan for FusedPlan {
     fn pass() -> PassKind {
@@ -52,7 +53,10 @@ impl FamilyPlan for FusedPlan {
             },
             Gene::new("tile_order").searched(["rows_first", "heads_first"]),
             match problem.lengths.is_even() {
-                true => Gene::new("row_parts").searched([1, 2, 3, 4]).wider([6, 8, 16]),
+                true => Gene::new("row_parts")
+                    .searched([1, 2, 3, 4])
+                    .wider([6, 8, 16])
+                    .curing(&[(Symptom::SmallGrid, Up)]),
                 false => Gene::new("row_parts").searched([1]),
             },
         ]
@@ -96,7 +100,12 @@ impl FamilyPlan for FusedPlan {
         false
     }
 
-    fn adapted(self, _: &Problem, _: &Arch, _: bool) -> FusedPlan {
-        self
+    /// All numbers of parts above 1 have one code.
+    fn coded(self) -> FusedPlan {
+        FusedPlan { row_parts: self.row_parts.min(2), ..self }
+    }
+
+    fn adapted(self, problem: &Problem, arch: &Arch, own_shape: bool) -> FusedPlan {
+        if own_shape { self } else { FusedPlan { row_parts: 1, ..self }.balanced(problem, arch) }
     }
 }

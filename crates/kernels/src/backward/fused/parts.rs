@@ -9,10 +9,10 @@
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, F32, Global, Launch, Pointer, R32};
 use tile::{
-    AccTile, RowStore, Threads, WARP_VECTOR_BYTES, WarpRows, divide, store_fragments_at, warp_vectors,
+    AccTile, Divisor, RowStore, Threads, WARP_VECTOR_BYTES, WarpRows, divide, store_fragments_at,
+    warp_vectors,
 };
 
-use super::convert::PART_TILES;
 use super::params::{Strided, launch};
 use super::plan::{FusedPlan, TileSizes, width};
 use crate::contract::Contract;
@@ -22,8 +22,9 @@ use crate::grid::{Axis, Extents};
 use crate::{Arch, Baked};
 
 const ENTRY: &str = "flash_backward_merge";
-/// Warps of a CTA that adds.
+/// Warps of a CTA that adds, and the 8-column tiles of 16 keys that a warp adds.
 const WARPS: u32 = 4;
+const SUMMED_TILES: u32 = 4;
 const TENSORS: [Tensor; 2] = [Tensor::Dk, Tensor::Dv];
 
 /// The parts of dK and dV: `[batch][KV head][tile of keys][part][dK, dV]`, each as the accumulators of the
@@ -33,7 +34,8 @@ pub(super) struct KeyParts {
     memory: Global,
     /// KV heads of a batch entry, and tiles of keys of a head.
     counts: [R32; 2],
-    parts: u32,
+    /// Parts of a tile.
+    pub parts: Divisor,
     /// Columns of dK and of dV.
     columns: [u32; 2],
     sizes: TileSizes,
@@ -69,11 +71,16 @@ impl KeyParts {
     ) -> KeyParts {
         let sizes = TileSizes::new(problem);
         let [tiles, _] = plan.key_tiles(problem);
+        let [reciprocal, shift] = Divisor::numbers(plan.row_parts);
         let bytes = plan.tile_count(problem) as usize * sizes.part_bytes(problem) as usize;
         KeyParts {
             memory: c.temporary(k, "key_parts", bytes, access),
             counts: [c.u32(k, "key_heads", problem.heads_kv as u32), c.u32(k, "key_tiles", tiles as u32)],
-            parts: plan.row_parts,
+            parts: Divisor {
+                number: c.u32(k, "row_parts", plan.row_parts),
+                by: [("row_parts_reciprocal", reciprocal), ("row_parts_shift", shift)]
+                    .map(|(name, number)| c.u32(k, name, number)),
+            },
             columns: TENSORS.map(|tensor| sizes.multiplied(problem, tensor)),
             sizes,
         }
@@ -86,8 +93,9 @@ impl KeyParts {
         let before = k.mul_wide_u(head, tiles);
         let tile = k.zext(tile);
         let index = k.add(before, tile);
-        let bytes = i64::from(self.parts) * self.part_bytes();
-        Global { base: k.mad(index, bytes, self.memory.base), ..self.memory }
+        let parts = k.zext(self.parts.number);
+        let first = k.mul(index, parts);
+        Global { base: k.mad(first, self.part_bytes(), self.memory.base), ..self.memory }
     }
 
     /// Bytes of a part: of dK and dV.
@@ -138,13 +146,13 @@ impl KeyParts {
     ) -> AccTile {
         let first = self.of_tile(k, tile);
         let of_warp = k.index(first, row_warp, self.warp_bytes(gradient));
-        let of_columns = k.index(of_warp, columns, PART_TILES * WARP_VECTOR_BYTES);
+        let of_columns = k.index(of_warp, columns, SUMMED_TILES * WARP_VECTOR_BYTES);
         let from = k.index(of_columns, lane, 16);
-        let [sum, part] = [0; 2].map(|_| AccTile::zero(k, 16, 8 * PART_TILES));
+        let [sum, part] = [0; 2].map(|_| AccTile::zero(k, 16, 8 * SUMMED_TILES));
         // The last columns may lack tiles.
         let tiles = self.columns(gradient) / 8;
-        let left = (!tiles.is_multiple_of(PART_TILES)).then(|| {
-            let before = k.mul(columns, PART_TILES);
+        let left = (8 * tiles < self.sizes.columns).then(|| {
+            let before = k.mul(columns, SUMMED_TILES);
             let all = k.mov(tiles);
             k.sub(all, before)
         });
@@ -154,14 +162,14 @@ impl KeyParts {
                 match left {
                     None => k.ld_vec_to(tile, from),
                     Some(left) => {
-                        let exists = k.setp_u(CmpOp::Gt, left, n);
+                        let exists = k.setp_s(CmpOp::Gt, left, n as i32);
                         k.guarded(exists, |k| k.ld_vec_to(tile, from));
                     }
                 }
             }
         };
         load(k, &sum);
-        k.for_range(1, self.parts as i32, 1, |k, _| {
+        k.for_range(1, self.parts.number, 1, |k, _| {
             k.add_to(from.base, from.base, self.part_bytes());
             load(k, &part);
             for (sum, part) in sum.registers().into_iter().zip(part.registers()) {
@@ -183,9 +191,9 @@ impl TileSizes {
         TENSORS.map(|tensor| self.gradient_bytes(self.multiplied(problem, tensor))).into_iter().sum()
     }
 
-    /// CTAs of the kernel that adds for one gradient of a tile of keys. A warp adds 16 keys of 64 columns.
+    /// CTAs of the kernel that adds for one gradient of a tile of keys. A warp adds 16 keys of 32 columns.
     const fn pieces(self) -> u32 {
-        self.keys() / WarpRows::ROWS * (self.columns / (8 * PART_TILES)) / WARPS
+        self.keys() / WarpRows::ROWS * (self.columns / (8 * SUMMED_TILES)) / WARPS
     }
 }
 
@@ -233,7 +241,7 @@ impl FusedPlan {
     }
 }
 
-/// Each warp adds the parts of 16 keys of 64 columns. `piece` counts the CTAs of a gradient of a tile.
+/// Each warp adds the parts of 16 keys of 32 columns. `piece` counts the CTAs of a gradient of a tile.
 fn add_parts(
     k: &mut Builder,
     baked: &Baked,
@@ -255,7 +263,7 @@ fn add_parts(
         }
     }
     let width = width(baked.dims, gradient);
-    let column = k.mul(columns, 8 * PART_TILES);
+    let column = k.mul(columns, 8 * SUMMED_TILES);
     let left = (width < sizes.columns).then(|| {
         let width = k.mov(width);
         k.sub(width, column)

@@ -6,6 +6,7 @@ use ptx::{Builder, CmpOp, Pred, R32, Src};
 use tile::{SwizzledTile, WorkTile, divide};
 
 use super::emit::Main;
+use super::parts::KeyGradients;
 use super::plan::LOADED;
 
 /// The tile of keys that a CTA computes.
@@ -38,13 +39,12 @@ pub(super) struct Visit {
 impl<'m> KeyTile<'m> {
     pub fn new(k: &mut Builder, main: &'m Main<'m>, tile: &WorkTile) -> KeyTile<'m> {
         let (params, sizes) = (&main.params, main.sizes);
-        let parts = main.plan.row_parts;
-        let (head, part) = match parts {
-            1 => (tile.head, None),
-            _ => {
-                let head = divide(k, tile.head, parts);
-                let before = k.mul(head, parts);
-                (head, Some(k.sub(tile.head, before)))
+        let (head, part) = match params.gradients {
+            KeyGradients::Whole(_) => (tile.head, None),
+            KeyGradients::Parts(parts) => {
+                let head = parts.parts.divide(k, tile.head);
+                let before = k.mul(head, parts.parts.number);
+                (head, Some((k.sub(tile.head, before), parts.parts)))
             }
         };
         let at = [tile.batch, head, tile.row_block];
@@ -70,8 +70,9 @@ impl<'m> KeyTile<'m> {
         let bound = Bound::new(k, &band, &keys, sizes.rows, true);
         let bound = match part {
             None => bound,
-            Some(part) => bound.split(k, part, parts),
+            Some((part, parts)) => bound.divided(k, part, parts),
         };
+        let part = part.map(|(part, _)| part);
         KeyTile { main, at, part, sequence, first_tile, keys, band, bound }
     }
 

@@ -93,6 +93,22 @@ fn torture_set_is_right_and_without_hazards() {
     assert!(computed > 90, "{computed} problems");
 }
 
+/// Lengths decide how many parts a tile of keys has, and must not decide what is compiled.
+#[test]
+fn all_numbers_of_parts_have_one_code() {
+    for band in [Band::FULL, Band::CAUSAL] {
+        for dim in [64, 96, 256] {
+            let p = Problem::new(1, 2, 1000, dim, DType::Bf16).with_band(band).with_pass(Pass::BACKWARD);
+            let of = |row_parts| Plan::from(FusedPlan { row_parts, ..default_plan(&p) });
+            let text = |row_parts| emit(&p, &of(row_parts), &ARCH).unwrap().kernel(1).module.to_string();
+            assert_eq!(text(2), text(7));
+            assert_ne!(text(1), text(2));
+            assert_eq!(of(2).coded(), of(7).coded());
+            assert_ne!(of(1).coded(), of(2).coded());
+        }
+    }
+}
+
 /// All features that the family has, one at a time.
 #[test]
 fn features_are_right() {
