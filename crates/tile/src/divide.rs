@@ -1,5 +1,6 @@
-//! Division by a number that is known when the kernel is emitted, or launched. `ptxas` does not optimise `div.u32` for
-//! constants: even for a power of two it emits the reciprocal sequence (I2F, MUFU.RCP, F2I and corrections).
+//! Division by a number that is known when the kernel is emitted, or launched. `ptxas` does not optimise
+//! `div.u32` for constants: even for a power of two it emits the reciprocal sequence (I2F, MUFU.RCP, F2I and
+//! corrections).
 
 use ptx::{Builder, R32};
 

@@ -1,5 +1,5 @@
-//! How the work of a pass is divided among the multiprocessors: the order of tiles of keys, and the parts of a
-//! tile. Both are chosen by the time at which the last CTA would end.
+//! How the work of a pass is divided among the multiprocessors: the order of tiles of keys, and the parts of
+//! a tile. Both are chosen by the time at which the last CTA would end.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,10 +1,10 @@
 //! Tiles of keys that several CTAs compute in parts: each part is the sum over some of the query rows.
 //!
 //! A pass with fewer tiles of keys than multiprocessors would leave some idle, and a causal mask makes the
-//! first tile of keys of the last head end long after the others. The CTAs of a tile divide the tiles of query
-//! rows that see it, of each query head alike, and leave their parts of dK and dV in global memory in f32. A
-//! fourth kernel adds the parts in their order, so that the bits of dK and dV do not depend on the order in
-//! which CTAs run.
+//! first tile of keys of the last head end long after the others. The CTAs of a tile divide the tiles of
+//! query rows that see it, of each query head alike, and leave their parts of dK and dV in global memory in
+//! f32. A fourth kernel adds the parts in their order, so that the bits of dK and dV do not depend on the
+//! order in which CTAs run.
 
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, F32, Global, Launch, Pointer, R32};
