@@ -2,6 +2,31 @@
 
 use super::*;
 
+/// Device memory of the operands, `shift` bytes behind the start of a buffer but for the LSE. The tensors are
+/// q, k, which is v, too, O and its gradient.
+pub fn buffers(
+    gpu: &Gpu,
+    problem: &Problem,
+    ([q, k, out, d_out], lse): ([&[f16]; 4], &[f32]),
+    shift: usize,
+) -> OperandMap<Buffer> {
+    let buffer = |spec: flashcore::OperandSpec| {
+        let contents = match spec.operand {
+            Operand::Q => bytes_of(q),
+            Operand::K | Operand::V => bytes_of(k),
+            Operand::OUT => bytes_of(out),
+            Operand::Lse => bytes_of(lse),
+            Operand::Tensor(Tensor::DOut) => bytes_of(d_out),
+            _ => &vec![0xff; spec.bytes()],
+        };
+        let before = if spec.operand == Operand::Lse { 0 } else { shift };
+        let mut buffer = Buffer::new(gpu.context(), before + spec.bytes()).unwrap();
+        buffer.upload(&[vec![0; before], contents.to_vec()].concat()).unwrap();
+        (spec.operand, buffer)
+    };
+    problem.operands().map(buffer).collect()
+}
+
 /// The gradients of a GPU are those of the CPU: of host slices, and of device memory at any address by both
 /// calls that take it. What only the CPU computes is refused where a GPU is named.
 #[allow(unsafe_code, reason = "the raw call takes addresses")]
@@ -41,23 +66,7 @@ pub fn gradients() {
     let problem = Problem { heads_kv: 1, seq_kv: 30, ..problem }.with_layout(Layout::Bhsd);
     let problem = problem.with_pass(flashcore::Pass::DETERMINISTIC);
     for shift in [0, 2] {
-        let buffers: OperandMap<Buffer> = problem
-            .operands()
-            .map(|spec| {
-                let contents = match spec.operand {
-                    Operand::Q => bytes_of(&q),
-                    Operand::K | Operand::V => bytes_of(&k),
-                    Operand::OUT => bytes_of(&forward.data),
-                    Operand::Lse => bytes_of(&forward.lse),
-                    Operand::Tensor(Tensor::DOut) => bytes_of(&d_out),
-                    _ => &vec![0xff; spec.bytes()],
-                };
-                let before = if spec.operand == Operand::Lse { 0 } else { shift };
-                let mut buffer = Buffer::new(device.context(), before + spec.bytes()).unwrap();
-                buffer.upload(&[vec![0; before], contents.to_vec()].concat()).unwrap();
-                (spec.operand, buffer)
-            })
-            .collect();
+        let buffers = buffers(&device, &problem, ([&q, &k, &forward.data, &d_out], &forward.lse), shift);
         let slice = |spec: flashcore::OperandSpec| {
             let whole = buffers[spec.operand].slice();
             (spec.operand, whole.part(whole.bytes() - spec.bytes(), spec.bytes()).unwrap())

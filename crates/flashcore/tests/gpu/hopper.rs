@@ -21,6 +21,41 @@ pub fn hopper() {
     }
     hopper_plan(&gpu, &unmasked, &Plan::Wgmma(shared));
     hopper_bias(&gpu, &unmasked);
+    hopper_gradients(&gpu);
+}
+
+/// Gradients of few keys, whose tile is divided among CTAs: two lengths with other numbers of parts, which
+/// have one code, and one without parts.
+fn hopper_gradients(gpu: &Gpu) {
+    let stream = Stream::new(gpu.context()).unwrap();
+    let mut divided = Vec::new();
+    for rows in [600, 1500, 100] {
+        let [q, d_out] = [3, 11].map(|step| ramp(2 * rows * 64, step));
+        let k = ramp(100 * 64, 5);
+        let view = |data, heads, rows| TensorView::dense(data, [1, heads, rows, 64], Layout::Bhsd).unwrap();
+        let call = attention(view(&q, 2, rows), view(&k, 1, 100), view(&k, 1, 100)).device(Device::Cpu);
+        let forward = call.clone().run().unwrap();
+        let exact = call.backward(view(&forward.data, 2, rows), &forward.lse, view(&d_out, 2, rows)).unwrap();
+        let problem = Problem { heads_kv: 1, seq_kv: 100, ..Problem::new(1, 2, rows, 64, DType::F16) };
+        let problem = problem.with_layout(Layout::Bhsd).with_pass(flashcore::Pass::BACKWARD);
+        let prepared = gpu.prepare(&problem, None).unwrap();
+        let Plan::BackwardFused(plan) = prepared.plan() else { panic!("{:?}", prepared.plan()) };
+        divided.push(plan.row_parts);
+        let tensors = [&q, &k, &forward.data[..], &d_out];
+        let buffers = gradients::buffers(gpu, &problem, (tensors, &forward.lse), 0);
+        let slices: Vec<_> =
+            problem.operands().map(|spec| (spec.operand, buffers[spec.operand].slice())).collect();
+        prepared.enqueue_operands(&stream, &slices).unwrap();
+        for (tensor, exact) in [(Tensor::Dq, &exact.dq), (Tensor::Dk, &exact.dk), (Tensor::Dv, &exact.dv)] {
+            let mut bytes = vec![0; buffers[tensor.into()].bytes()];
+            buffers[tensor.into()].download(&mut bytes).unwrap();
+            let ours = bytes.chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32());
+            let far = |(x, y): (f32, &f16)| (x - y.to_f32()).abs() > 3e-2 + 4e-3 * y.to_f32().abs();
+            assert!(ours.len() == exact.len() && !ours.zip(exact).any(far), "{tensor:?} of {rows} rows");
+            assert!(exact.iter().any(|x| x.to_f32().abs() > 0.1), "{tensor:?}");
+        }
+    }
+    assert!(divided[0] > 1 && divided[1] > divided[0] && divided[2] == 1, "{divided:?}");
 }
 
 /// A bias that TMA loads. At an address where no tensor map can begin, the same plan reads it from global
