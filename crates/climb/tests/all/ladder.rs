@@ -244,7 +244,8 @@ fn texts_are_the_committed_ones_and_assemble_without_spills() {
     let version = |ptxas: &Ptxas| format!("ptxas {}\n", ptxas.version());
     let ptxas = Ptxas::find().ok().filter(|ptxas| blesses || committed.contains(&version(ptxas)));
     let known = || committed.lines().find(|line| line.starts_with("ptxas ")).map(|line| format!("{line}\n"));
-    let mut found = "# PTX text, registers, version, target: see crates/climb/tests/ladder.rs\n".to_owned();
+    let mut found =
+        "# PTX text, registers, version, target: see crates/climb/tests/all/ladder.rs\n".to_owned();
     found += &ptxas.as_ref().map(version).or_else(known).unwrap_or_default();
     for (arch, rung) in [Arch::SM_80, Arch::SM_89].iter().flat_map(|arch| RungKernel::ALL.map(|r| (arch, r)))
     {

@@ -1,7 +1,7 @@
 //! Tests with one large element of Q, K or V, visible or hidden, on every instruction set of this machine and
 //! on their counterparts in plain Rust.
 
-#[path = "../examples/outliers/problems.rs"]
+#[path = "../../examples/outliers/problems.rs"]
 mod problems;
 
 use flashcore_cpu::{CpuPlan, Element, Isa};

@@ -1,8 +1,6 @@
 //! Tests of 8-bit inputs with descale factors against the oracle, and of quantisation.
 
-mod data;
-
-use data::{Data, inputs, slices};
+use crate::data::{Data, inputs, slices};
 use flashcore_cpu::{
     CpuError, CpuPlan, Isa, Quantization, Quantized, attention_with, quantize, quantized_problem,
 };

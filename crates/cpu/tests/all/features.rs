@@ -1,12 +1,6 @@
 //! Tests every feature of a problem against the oracle, on every instruction set of this machine.
 
-mod common;
-mod data;
-mod narrow;
-mod operands;
-mod terms;
-
-use common::{Inputs, check, check_everywhere, run, run_out, small_plan};
+use crate::common::{Inputs, check, check_everywhere, run, run_out, small_plan};
 use flashcore_cpu::{CpuError, CpuPlan, Element, Isa, Lanes, Order, Rows, attention};
 
 use oracle::{oracle, reference_in_precision};
